@@ -1,0 +1,192 @@
+// Replays traces of recurrent layers through a policy, beside the exact recurrence, and says what it costs.
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "replay.hpp"
+#include "report.hpp"
+#include "trace.hpp"
+
+namespace {
+
+using namespace sinkstate::tools;
+
+struct Arguments {
+  std::vector<std::string> traces;
+  ReplayOptions replay;
+  std::string outputs;
+  std::string json;
+};
+
+/// Options of policies and features that later versions bring: known by name, so that nobody believes that they had an
+/// effect.
+struct Foreign {
+  const char* name;
+  const char* reason;
+};
+constexpr Foreign foreign[] = {
+    {"--active", "belongs to the policy local-svd, which this version does not have"},
+    {"--rank", "belongs to the policy fixed-rank, which this version does not have (full-svd: "
+               "--rank-cap)"},
+    {"--rounding", "belongs to 16- and 8-bit storage; this version stores fp32"},
+    {"--svg", "this version draws no figures"},
+};
+
+[[noreturn]] void refuse(const std::string& option, const std::string& wanted,
+                         const std::string& given) {
+  throw ToolError(option + ": wanted " + wanted + ", given " + given);
+}
+
+/// What was left after parsing by type: values and combinations without a meaning.
+void check(const CLI::App& app, const Arguments& arguments, const std::string& policy,
+           const std::string& storage, const std::string& backend) {
+  for (const Foreign& option : foreign) {
+    if (app.count(option.name) > 0) throw ToolError(std::string(option.name) + ": " + option.reason);
+  }
+  if (policy == "local-svd" || policy == "fixed-rank") {
+    throw ToolError("--policy: this version does not have " + policy +
+                    "; it has full-svd and dense-buffered");
+  }
+  if (policy != "full-svd" && policy != "dense-buffered") {
+    refuse("--policy", "full-svd or dense-buffered", policy);
+  }
+  if (storage != "fp32") refuse("--storage", "fp32 (all that this version has)", storage);
+  if (backend != "host") refuse("--backend", "host (all that this version has)", backend);
+  if (policy == "dense-buffered") {
+    for (const char* option : {"--epsilon", "--rank-cap", "--no-dense-fallback", "--seed"}) {
+      if (app.count(option) > 0) {
+        throw ToolError(std::string(option) + ": dense-buffered drops nothing and draws nothing");
+      }
+    }
+  }
+  const ReplayOptions& replay = arguments.replay;
+  if (!(replay.epsilon >= 0 && replay.epsilon < 1)) {
+    refuse("--epsilon", "a number in [0, 1)", std::to_string(replay.epsilon));
+  }
+  const auto at_least = [](const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
+    if (given < least) refuse(option, "at least " + std::to_string(least), std::to_string(given));
+  };
+  at_least("--buffer", 1, replay.buffer);
+  if (replay.buffer > 65536) refuse("--buffer", "at most 65536", std::to_string(replay.buffer));
+  if (app.count("--rank-cap") > 0) at_least("--rank-cap", 1, replay.rank_cap);
+  at_least("--prefill", 0, replay.prefill);
+  at_least("--threads", 1, replay.threads);
+  if (!arguments.outputs.empty() && arguments.traces.size() != 1) {
+    refuse("--outputs", "one trace", std::to_string(arguments.traces.size()));
+  }
+}
+
+void write_outputs(AtomicFile& file, const Trace& trace, const ReplayOutputs& outputs) {
+  const auto shape = [](std::ptrdiff_t a, std::ptrdiff_t b, std::ptrdiff_t c) {
+    return std::vector<std::size_t>{static_cast<std::size_t>(a), static_cast<std::size_t>(b),
+                                    static_cast<std::size_t>(c)};
+  };
+  write_safetensors(file, {{"format", "sinkstate-outputs-1"}},
+                    {{"output", FloatType::f32, shape(trace.tokens, trace.value_heads, trace.d_v),
+                      &outputs.output},
+                     {"state", FloatType::f32, shape(trace.value_heads, trace.d_k, trace.d_v),
+                      &outputs.state}});
+}
+
+int run(const Arguments& arguments) {
+  // Everything that can be refused is refused before the work begins, and files appear only when all of it is done.
+  std::vector<Trace> traces;
+  std::ptrdiff_t work = 0;
+  for (const std::string& path : arguments.traces) {
+    traces.push_back(load_trace(path));
+    for (const std::string& name : traces.back().ignored) {
+      std::fprintf(stderr, "replay: note: %s: tensor %s is not part of a trace, ignored\n",
+                   path.c_str(), name.c_str());
+    }
+    check_options(path, traces.back(), arguments.replay);
+    work += traces.back().tokens * traces.back().value_heads;
+  }
+  std::unique_ptr<AtomicFile> outputs_file;
+  std::unique_ptr<AtomicFile> json_file;
+  if (!arguments.outputs.empty()) outputs_file = std::make_unique<AtomicFile>(arguments.outputs);
+  if (!arguments.json.empty()) json_file = std::make_unique<AtomicFile>(arguments.json);
+
+  std::vector<TraceReport> reports;
+  ReplayOutputs outputs;
+  {
+    Progress progress(stderr, work);
+    for (std::size_t i = 0; i < traces.size(); ++i) {
+      reports.push_back(replay(arguments.traces[i], traces[i], arguments.replay,
+                               outputs_file ? &outputs : nullptr,
+                               [&](std::ptrdiff_t tokens) { progress.add(tokens); }));
+    }
+  }
+  if (outputs_file) write_outputs(*outputs_file, traces.front(), outputs);
+  if (json_file) json_file->write(json(reports, arguments.replay));
+  if (outputs_file) outputs_file->commit();
+  if (json_file) json_file->commit();
+  std::fputs(table(reports, arguments.replay).c_str(), stdout);
+
+  for (const TraceReport& report : reports) {
+    if (!report.total.certificate_holds) {
+      std::fprintf(stderr, "replay: %s: an error certificate was below the true error: please report this\n",
+                   report.trace.c_str());
+      return 1;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  std::string policy = "full-svd";
+  std::string storage = "fp32";
+  std::string backend = "host";
+  ReplayOptions& replay = arguments.replay;
+  replay.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  bool no_dense_fallback = false;
+  std::string unused;
+
+  CLI::App app{"Replays traces of linear-attention layers through a sinkstate policy, beside the exact fp64 "
+               "recurrence. docs/traces.md describes the files."};
+  app.option_defaults()->always_capture_default();
+  app.add_option("trace", arguments.traces, "trace files (safetensors, format sinkstate-trace-1)")
+      ->required();
+  app.add_option("--policy", policy, "full-svd or dense-buffered");
+  app.add_option("--epsilon", replay.epsilon,
+                 "terms below this share of the strongest are dropped (full-svd)");
+  app.add_option("--buffer", replay.buffer, "tokens between two compactions");
+  app.add_option("--rank-cap", replay.rank_cap,
+                 "most terms; beyond them a state goes dense (full-svd; default: as many as pay)");
+  app.add_flag("--no-dense-fallback", no_dense_fallback,
+               "never go dense: keep up to min(d_k, d_v) terms (full-svd)");
+  app.add_flag("--sink", replay.sink, "keep the part along the trace's sink_direction apart");
+  app.add_option("--prefill", replay.prefill, "tokens that run dense and are then compressed");
+  app.add_option("--seed", replay.seed, "of the randomized SVD (full-svd)");
+  app.add_option("--threads", replay.threads, "heads replayed at a time");
+  app.add_option("--outputs", arguments.outputs,
+                 "write outputs and final states here (safetensors; one trace)");
+  app.add_option("--json", arguments.json, "write the report here");
+  app.add_option("--storage", storage, "of the factors: fp32");
+  app.add_option("--backend", backend, "host");
+  for (const Foreign& option : foreign) app.add_option(option.name, unused)->group("");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    std::fprintf(stderr, "replay: %s (see --help)\n", error.what());
+    return 2;
+  }
+  try {
+    check(app, arguments, policy, storage, backend);
+    replay.compaction = policy == "full-svd" ? Compaction::full_svd : Compaction::dense_buffered;
+    replay.dense_fallback = !no_dense_fallback;
+    return run(arguments);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "replay: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,172 @@
+#include "report.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sinkstate/model/state_config.hpp>
+
+namespace sinkstate::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const ReplayFigures& f) {
+  return Json{
+      {"output_error_rms", f.output_error_rms},
+      {"output_error_worst", f.output_error_worst},
+      {"output_error_worst_token", f.output_error_worst_token},
+      {"state_error_rel", f.state_error_rel},
+      {"state_error_abs", f.state_error_abs},
+      {"certificate", f.certificate},
+      {"certificate_holds", f.certificate_holds},
+      {"certificate_looseness", f.certificate_looseness},
+      {"rank_mean", f.rank_mean},
+      {"rank_peak", f.rank_peak},
+      {"rank_final", f.rank_final},
+      {"rank_histogram", f.rank_histogram},
+      {"bytes_mean", f.bytes_mean},
+      {"bytes_peak", f.bytes_peak},
+      {"bytes_dense", f.bytes_dense},
+      {"ratio_mean", f.ratio_mean()},
+      {"ratio_peak", f.ratio_peak()},
+      {"compactions", f.compactions},
+      {"recompressions", f.recompressions},
+      {"dense_fallback", f.dense_fallback},
+      {"ns_per_token_dense", f.ns_per_token_dense},
+      {"ns_per_token_step", f.ns_per_token_step},
+      {"ns_per_token_compaction", f.ns_per_token_compaction},
+  };
+}
+
+Json to_json(const ReplayOptions& options, const TraceReport& report) {
+  const bool low_rank = options.compaction == Compaction::full_svd;
+  Json policy{{"name", to_string(options.compaction)}, {"buffer", options.buffer}};
+  if (low_rank) {
+    StateConfig config;
+    config.d_k = report.d_k;
+    config.d_v = report.d_v;
+    config.rank_cap = options.rank_cap;
+    config.dense_fallback = options.dense_fallback;
+    policy["epsilon"] = options.epsilon;
+    policy["rank_cap"] = config.rank_capacity();
+    policy["dense_fallback"] = config.dense_fallback;
+    policy["dense_retry"] = config.dense_retry;
+    policy["seed"] = options.seed;
+  }
+  policy["sink"] = options.sink;
+  policy["prefill"] = options.prefill;
+  policy["storage"] = "fp32";
+  policy["backend"] = "host";
+  return policy;
+}
+
+std::string format(const char* pattern, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, value);
+  return text;
+}
+
+std::vector<std::string> row(const std::string& trace, const std::string& head,
+                             const ReplayFigures& f) {
+  return {trace,
+          head,
+          format("%.1f", f.rank_mean) + " / " + std::to_string(f.rank_peak),
+          format("%.2f", f.ratio_mean()) + " / " + format("%.2f", f.ratio_peak()),
+          format("%.0f%%", 100 * f.dense_fallback),
+          format("%.2e", f.output_error_rms),
+          format("%.2e", f.output_error_worst),
+          format("%.2e", f.state_error_rel),
+          std::string(f.certificate_holds ? "holds" : "VIOLATED") + ", " +
+              format("%.0fx", f.certificate_looseness),
+          format("%.0f", f.ns_per_token_dense),
+          format("%.0f", f.ns_per_token_step) + " + " + format("%.0f", f.ns_per_token_compaction)};
+}
+
+}  // namespace
+
+std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
+  Json traces = Json::array();
+  for (const TraceReport& report : reports) {
+    Json heads = Json::array();
+    for (const ReplayFigures& head : report.per_head) heads.push_back(to_json(head));
+    traces.push_back(Json{{"trace", report.trace},
+                          {"rule", report.rule},
+                          {"tokens", report.tokens},
+                          {"heads", report.heads},
+                          {"d_k", report.d_k},
+                          {"d_v", report.d_v},
+                          {"policy", to_json(options, report)},
+                          {"total", to_json(report.total)},
+                          {"per_head", heads}});
+  }
+  return Json{{"traces", traces}}.dump(2) + "\n";
+}
+
+std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
+  std::vector<std::vector<std::string>> rows{{"trace", "head", "rank", "bytes", "dense",
+                                              "output error", "worst", "state error",
+                                              "certificate", "ns dense", "ns step + compact"}};
+  for (const TraceReport& report : reports) {
+    const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
+    const std::string name = stem.substr(0, stem.find_last_of('.'));
+    for (std::size_t h = 0; h < report.per_head.size() && report.per_head.size() > 1; ++h) {
+      rows.push_back(row(name, std::to_string(h), report.per_head[h]));
+    }
+    rows.push_back(row(name, "all", report.total));
+  }
+
+  std::vector<std::size_t> widths(rows.front().size());
+  for (const auto& cells : rows) {
+    for (std::size_t c = 0; c < cells.size(); ++c) widths[c] = std::max(widths[c], cells[c].size());
+  }
+  std::string text = std::string("policy ") + to_string(options.compaction);
+  if (options.compaction == Compaction::full_svd) {
+    text += ", epsilon " + format("%g", options.epsilon);
+    if (!options.dense_fallback) text += ", dense fallback off";
+  }
+  text += ", buffer " + std::to_string(options.buffer);
+  if (options.sink) text += ", sink";
+  if (options.prefill > 0) text += ", prefill " + std::to_string(options.prefill);
+  text += "\n\n";
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t c = 0; c < rows[r].size(); ++c) {
+      const std::string padding(widths[c] - rows[r][c].size(), ' ');
+      const bool left = c == 0;
+      text += left ? rows[r][c] + padding : "  " + padding + rows[r][c];
+    }
+    text += "\n";
+  }
+  text +=
+      "\nrank: stored terms, mean / peak over the tokens; bytes: against a dense fp32 state, mean / "
+      "peak;\n"
+      "dense: share of tokens with a dense body; output error: RMS and worst token, over the RMS "
+      "output;\n"
+      "certificate: the state's own bound of its error, and the median of bound over error;\n"
+      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, so in cache.\n";
+  return text;
+}
+
+Progress::Progress(std::FILE* stream, std::ptrdiff_t total)
+    : stream_(stream), visible_(isatty(fileno(stream)) != 0), total_(total) {}
+
+Progress::~Progress() {
+  if (visible_) std::fprintf(stream_, "\r\033[K");
+}
+
+void Progress::add(std::ptrdiff_t count) {
+  const std::lock_guard lock(mutex_);
+  done_ += count;
+  const auto now = std::chrono::steady_clock::now();
+  if (!visible_ || now - drawn_ < std::chrono::milliseconds(100)) return;
+  drawn_ = now;
+  constexpr std::ptrdiff_t width = 40;
+  const std::ptrdiff_t filled = done_ * width / std::max<std::ptrdiff_t>(total_, 1);
+  const std::string bar(static_cast<std::size_t>(std::min(filled, width)), '#');
+  std::fprintf(stream_, "\r[%-40s] %3.0f%%", bar.c_str(),
+               100.0 * static_cast<double>(done_) / static_cast<double>(total_));
+  std::fflush(stream_);
+}
+
+}  // namespace sinkstate::tools

@@ -1,0 +1,42 @@
+/// @file
+/// What `replay` says: a table for people, JSON for programs, a bar while one waits.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "replay.hpp"
+
+namespace sinkstate::tools {
+
+/// One row a head and one a trace, as text with a legend.
+std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& options);
+
+/// The object of docs/traces.md, section "The report".
+std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options);
+
+/// A bar on a terminal; nothing elsewhere.
+class Progress {
+ public:
+  Progress(std::FILE* stream, std::ptrdiff_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// From any thread.
+  void add(std::ptrdiff_t count);
+
+ private:
+  std::FILE* stream_;
+  bool visible_;
+  std::ptrdiff_t total_;
+  std::ptrdiff_t done_ = 0;
+  std::chrono::steady_clock::time_point drawn_;
+  std::mutex mutex_;
+};
+
+}  // namespace sinkstate::tools

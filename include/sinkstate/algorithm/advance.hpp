@@ -1,0 +1,197 @@
+/// @file
+/// One token, or several, into a state: exactly, by one column in the buffer.
+#pragma once
+
+#include <cmath>
+
+#include "../config.hpp"
+#include "../core/status.hpp"
+#include "../core/workspace.hpp"
+#include "../model/certificate.hpp"
+#include "../model/sink_state.hpp"
+#include "read_out.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+template <class Policy, class Team, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE Status check_token(Team& team, const StateConfig& config,
+                                         const Token<T>& token) {
+  const Index decays = Policy::Rule::log_decays(config.d_k);
+  for (Index i = 0; i < decays; ++i) {
+    if (token.log_decay[i] > T(0)) return Status::positive_log_decay;
+    if (token.log_decay[i] != token.log_decay[i]) return Status::non_finite_input;
+  }
+  const bool finite = team.finite(config.d_k, token.key) && team.finite(config.d_v, token.value) &&
+                      team.finite(1, &token.write_strength);
+  return finite ? Status::ok : Status::non_finite_input;
+}
+
+/// The decay of a token's weakest-decaying channel, as a logarithm.
+template <class Rule, class T>
+SINKSTATE_HOST_DEVICE T largest_log_decay(Index d_k, const T* log_decay) {
+  const Index decays = Rule::log_decays(d_k);
+  if (decays == 0) return T(0);
+  T largest = log_decay[0];
+  for (Index i = 1; i < decays; ++i) {
+    if (log_decay[i] > largest) largest = log_decay[i];
+  }
+  return largest;
+}
+
+/// Certificate and mass after the token that is about to be buffered: docs/numerics.md, (N1)-(N4).
+template <class Policy, class Team, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Policy>& state,
+                                              const Token<T>& token, const T* correction) {
+  using Rule = typename Policy::Rule;
+  const StateConfig& config = state.config;
+  const Index buffered = state.buffered();
+  const T log_decay = largest_log_decay<Rule>(config.d_k, token.log_decay);
+  const T decay = team.exp_decay(log_decay);
+  const T key_norm = team.norm(config.d_k, token.key);
+  const T term = round_up(key_norm * team.norm(config.d_v, correction));
+  const T strength = std::abs(token.write_strength);
+
+  // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) < 0.74 exp(-g / 2).
+  const T mass = bound_product(team.exp_decay(log_decay / 2), state.buffer.masses[buffered]);
+  T growth = decay;
+  T rounding = 2 * unit_roundoff<T> * term;
+  if constexpr (Rule::corrects) {
+    const T reflection = std::abs(T(1) - token.write_strength * key_norm * key_norm);
+    if (reflection > T(1)) growth = bound_product(decay, reflection);
+    const Index terms = (state.dense() ? config.d_k : state.rank()) + buffered + 1;
+    const T roundoffs = static_cast<T>(read_roundoffs(config.d_k, terms, buffered));
+    rounding += bound_product(strength * key_norm * key_norm,
+                              unit_roundoff<T> * roundoffs * mass);
+  }
+  state.buffer.certificates[buffered + 1] =
+      round_up(bound_product(growth, state.buffer.certificates[buffered]) + rounding);
+  state.buffer.masses[buffered + 1] = round_up(mass + term);
+}
+
+/// Checks, computes and buffers one token; reads the output too when `query` is not null.
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& state,
+                                          const Token<T>& token, const T* query, T* output) {
+  using Rule = typename Policy::Rule;
+  const StateConfig& config = state.config;
+  Workspace memory = team.workspace();
+  ReadScratch<2, Policy> scratch(config, memory);
+  T* const correction = memory.take<T>(config.d_v);
+  T* const read = memory.take<T>(config.d_v);
+  if (memory.exhausted()) return Status::workspace_too_small;
+
+  const Index buffered = state.buffered();
+  if (buffered == state.buffer.capacity()) return Status::buffer_full;
+  const Status checked = check_token<Policy>(team, config, token);
+  if (checked != Status::ok) return checked;
+  if (query != nullptr && !team.finite(config.d_k, query)) return Status::non_finite_input;
+
+  // n = b (v - theta S^T L k), o = S^T L q + n (k . q): docs/mathematics.md, equations (2) and (4).
+  const MatrixView<const T> value{token.value, 1, config.d_v, config.d_v};
+  const MatrixView<const T> written{correction, 1, config.d_v, config.d_v};
+  if constexpr (Rule::corrects) {
+    if (query != nullptr) {
+      read_state<2>(team, state, token.log_decay, {token.key, query}, {correction, read}, scratch);
+    } else {
+      read_state<1>(team, state, token.log_decay, {token.key}, {correction}, scratch);
+    }
+    team.scale(config.d_v, T(-1), correction, correction);
+    const T one = T(1);
+    team.add_combination(value, &one, correction);
+    team.scale(config.d_v, token.write_strength, correction, correction);
+  } else {
+    if (query != nullptr) {
+      read_state<1>(team, state, token.log_decay, {query}, {read}, scratch);
+    }
+    team.scale(config.d_v, token.write_strength, token.value, correction);
+  }
+  if (!team.finite(config.d_v, correction)) return Status::overflow;
+  if (query != nullptr) {
+    const T overlap = team.dot(config.d_k, token.key, query);
+    team.add_combination(written, &overlap, read);
+    if (!team.finite(config.d_v, read)) return Status::overflow;
+  }
+
+  extend_certificate<Policy>(team, state, token, correction);
+  team.copy(config.d_k, token.key, state.buffer.keys.row(buffered));
+  team.copy(config.d_v, correction, state.buffer.corrections.row(buffered));
+  team.copy(Rule::log_decays(config.d_k), token.log_decay, state.buffer.log_decays.row(buffered));
+  *state.buffer.count += 1;
+  state.record->tokens += 1;
+  if (query != nullptr) team.copy(config.d_v, read, output);
+  return Status::ok;
+}
+
+/// All of the tokens or none.
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE Status buffer_tokens(Team& team, SinkStateView<Policy>& state,
+                                           const Tokens<T>& tokens,
+                                           const MatrixView<const T>* queries,
+                                           const MatrixView<T>* outputs) {
+  if (state.buffered() + tokens.count() > state.buffer.capacity()) return Status::buffer_full;
+  // Outputs are written token by token, so every input is checked before the first.
+  for (Index t = 0; t < tokens.count(); ++t) {
+    const Status checked = check_token<Policy>(team, state.config, tokens[t]);
+    if (checked != Status::ok) return checked;
+    if (queries != nullptr && !team.finite(state.config.d_k, queries->row(t))) {
+      return Status::non_finite_input;
+    }
+  }
+  for (Index t = 0; t < tokens.count(); ++t) {
+    const Status status =
+        buffer_token(team, state, tokens[t], queries == nullptr ? nullptr : queries->row(t),
+                     outputs == nullptr ? nullptr : outputs->row(t));
+    if (status != Status::ok) {
+      const Status undone = roll_back(state, t);
+      return undone == Status::ok ? status : undone;
+    }
+  }
+  return Status::ok;
+}
+
+}  // namespace detail
+
+/// Advances the state by one token and reads it, in one pass: S <- L S + k n^T, output = S^T query.
+///
+/// @param query   d_k numbers
+/// @param output  d_v numbers; may be any of the inputs; written only when the result is ok
+/// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small
+/// Exact up to rounding (docs/mathematics.md, equation (2)). Allocates nothing; O((d_k + d_v) (rank + buffered)), dense
+/// O(d_k d_v). The result depends on the state and the arguments alone, to the bit.
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
+                                  const Token<typename Policy::Compute>& token,
+                                  const typename Policy::Compute* query,
+                                  typename Policy::Compute* output) noexcept {
+  return detail::buffer_token(team, state, token, query, output);
+}
+
+/// `step` without the read-out. Rules that do not correct then touch nothing but the buffer.
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
+                                     const Token<typename Policy::Compute>& token) noexcept {
+  return detail::buffer_token<Team, Policy>(team, state, token, nullptr, nullptr);
+}
+
+/// `step` for consecutive tokens, bit-equal to one at a time. All are applied or, unless the result is ok, none.
+///
+/// @param queries  count x d_k
+/// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it have been written.
+/// @returns as `step`; buffer_full when not all of them fit
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
+                                  const Tokens<typename Policy::Compute>& tokens,
+                                  const MatrixView<const typename Policy::Compute>& queries,
+                                  const MatrixView<typename Policy::Compute>& outputs) noexcept {
+  return detail::buffer_tokens(team, state, tokens, &queries, &outputs);
+}
+
+/// `advance` for consecutive tokens: all or none.
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
+                                     const Tokens<typename Policy::Compute>& tokens) noexcept {
+  return detail::buffer_tokens<Team, Policy>(team, state, tokens, nullptr, nullptr);
+}
+
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,307 @@
+/// @file
+/// The buffer folded into the body.
+#pragma once
+
+#include <cmath>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/status.hpp"
+#include "../core/workspace.hpp"
+#include "../model/certificate.hpp"
+#include "../model/sink_state.hpp"
+#include "materialize.hpp"
+#include "randomized_svd.hpp"
+#include "recompress.hpp"
+#include "terms.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// What a compaction, or an initialisation, did.
+struct CompactionReport {
+  Index rank_before = 0;  ///< terms of the body and buffered tokens that went in
+  Index rank_after = 0;   ///< terms kept; 0 when the body is dense
+  double dropped = 0;     ///< Frobenius norm of what was truncated
+  int sweeps = 0;         ///< of the Jacobi iteration
+  bool capped = false;    ///< the rank cap dropped terms that epsilon would have kept
+  bool dense = false;     ///< the body is dense now
+};
+
+namespace detail {
+
+/// The norm of the sink term, |a| |direction|.
+template <class Policy, class Team, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T sink_strength(Team& team, const SinkStateView<Policy>& state,
+                                      const T* coefficients) {
+  if constexpr (Policy::Sink::present) {
+    return bound_product(team.norm(state.config.d_k, coefficients),
+                         team.norm(state.config.d_v, state.sink_direction));
+  } else {
+    return T(0);
+  }
+}
+
+/// Empties the buffer behind a body and sink that are new.
+/// @param error  certificate of the new state
+template <class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void commit(const SinkStateView<Policy>& state, T error, T mass) {
+  state.buffer.certificates[0] = round_up(error);
+  state.buffer.masses[0] = round_up(mass);
+  *state.buffer.count = 0;
+}
+
+/// Writes the strongest terms of a decomposition as the body, as many as the configuration wants.
+/// @param sink      strength of the sink, to which epsilon is relative as well
+/// @returns false, and nothing is written, when the terms wanted are more than `most` and `may_refuse`
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
+                                          const Decomposition<T>& terms, T sink, Index most,
+                                          bool may_refuse, CompactionReport& report) {
+  T reference = sink;
+  if (terms.count > 0 && terms.strength(0) > reference) reference = terms.strength(0);
+  const Index wanted = terms.above(static_cast<T>(state.config.epsilon) * reference);
+  if (wanted > most && may_refuse) return false;
+  const Index rank = wanted < most ? wanted : most;
+  *state.factors.rank = static_cast<std::int32_t>(rank);
+  for (Index i = 0; i < rank; ++i) {
+    terms.form(team, i, state.factors.keys().row(i), state.factors.values().row(i));
+    state.factors.strengths[i] = terms.strength(i);
+  }
+  state.record->dense = 0;
+  report.rank_after = rank;
+  report.dropped = static_cast<double>(terms.norm_from(rank));
+  report.sweeps = terms.sweeps;
+  report.capped = wanted > rank;
+  report.dense = false;
+  return true;
+}
+
+/// Writes a dense body.
+/// @returns its Frobenius norm
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T keep_dense(Team& team, const SinkStateView<Policy>& state,
+                                   const MatrixView<T>& content, CompactionReport& report) {
+  T norm = T(0);
+  for (Index i = 0; i < content.rows; ++i) {
+    team.copy(content.cols, content.row(i), state.matrix.row(i));
+    norm = std::hypot(norm, team.norm(content.cols, content.row(i)));
+  }
+  if (state.record->dense == 0) state.record->dense_age = 0;
+  state.record->dense = 1;
+  *state.factors.rank = 0;
+  report.rank_after = 0;
+  report.dropped = 0;
+  report.dense = true;
+  return norm;
+}
+
+template <class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T strengths_sum(const SinkStateView<Policy>& state) {
+  T sum = T(0);
+  for (Index i = 0; i < state.rank(); ++i) sum += state.factors.strengths[i];
+  return sum;
+}
+
+/// Scratch of the randomized block SVD of a dense content.
+template <class T>
+struct DenseSvdScratch {
+  MatrixView<T> content;  // d_k x d_v
+  RangeFinderScratch<T> range;
+  TermList<T> list;
+
+  SINKSTATE_HOST_DEVICE static DenseSvdScratch carve(Workspace& memory, const StateConfig& config,
+                                                     Index most, Index block) {
+    DenseSvdScratch scratch;
+    scratch.content = memory.take_matrix<T>(config.d_k, config.d_v);
+    scratch.range = RangeFinderScratch<T>::carve(memory, block, config.d_v);
+    scratch.list = TermList<T>::carve(memory, most + block, config.d_k, config.d_v);
+    return scratch;
+  }
+};
+
+/// Terms with which a dense body returns to low-rank form: below the capacity, so that it does not go back at once.
+SINKSTATE_HOST_DEVICE constexpr Index returning_rank(const StateConfig& config) {
+  return config.rank_capacity() * 3 / 4;
+}
+
+/// Scratch of `compact`.
+template <class Policy>
+struct CompactScratch {
+  using T = typename Policy::Compute;
+
+  CurrentTerms<Policy> terms;
+  DenseSvdScratch<T> dense;
+
+  SINKSTATE_HOST_DEVICE CompactScratch(const StateConfig& config, Workspace& memory)
+      : terms(config, memory) {
+    if (!Policy::Compaction::low_rank || config.dense_fallback) {
+      dense = DenseSvdScratch<T>::carve(memory, config, returning_rank(config),
+                                        RandomizedSvd{}.block);
+    }
+  }
+};
+
+/// Scales a matrix by a power of two to a largest magnitude in [1, 2).
+/// @returns the scale that undoes it, 1 for a zero matrix
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE T normalize_matrix(Team& team, const MatrixView<T>& matrix) {
+  T largest = T(0);
+  for (Index i = 0; i < matrix.rows; ++i) {
+    const T magnitude = team.max_abs(matrix.cols, matrix.row(i));
+    if (magnitude > largest) largest = magnitude;
+  }
+  if (!(largest > T(0))) return T(1);
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  --exponent;
+  for (Index i = 0; i < matrix.rows; ++i) {
+    T* const row = matrix.row(i);
+    team.scale(matrix.cols, std::ldexp(T(1), -exponent / 2), row, row);
+    team.scale(matrix.cols, std::ldexp(T(1), -exponent + exponent / 2), row, row);
+  }
+  return std::ldexp(T(1), exponent);
+}
+
+/// |content - body|_F, computed: docs/numerics.md, (N9). Overwrites `content`.
+/// @param scale  the power of two by which `content` was divided
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T residual_norm(Team& team, const SinkStateView<Policy>& state,
+                                      const MatrixView<T>& content, T scale, T* coefficients) {
+  T norm = T(0);
+  for (Index i = 0; i < content.rows; ++i) {
+    for (Index t = 0; t < state.rank(); ++t) {
+      coefficients[t] = -(state.factors.strengths[t] / scale) * state.factors.keys()(t, i);
+    }
+    team.add_combination(state.factors.values(), coefficients, content.row(i));
+    norm = std::hypot(norm, team.norm(content.cols, content.row(i)));
+  }
+  return norm * scale;
+}
+
+/// The terms of a content: all of them ...
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE bool list_terms(Team& team, ExactSvd, T, T, Index, DenseSvdScratch<T>& scratch) {
+  TermList<T>& list = scratch.list;
+  list.count = scratch.content.rows;
+  for (Index i = 0; i < list.count; ++i) {
+    team.fill(list.keys.cols, T(0), list.keys.row(i));
+    list.keys(i, i) = T(1);
+    team.copy(list.values.cols, scratch.content.row(i), list.values.row(i));
+  }
+  return true;
+}
+/// ... or the strongest. See `find_range` for the rest.
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE bool list_terms(Team& team, const RandomizedSvd& options, T epsilon, T least,
+                                      Index most, DenseSvdScratch<T>& scratch) {
+  return find_range<Team, T>(team, scratch.content, options, epsilon, least, most, scratch.range,
+                             scratch.list);
+}
+
+/// Compresses a content and makes the result the body.
+///
+/// @param method   ExactSvd or RandomizedSvd
+/// @param scale    what undoes the scaling of `normalize_matrix`
+/// @param scratch  holds the content, which is overwritten when the result is true
+/// @param sink, most, may_refuse  as in `keep_strongest`
+/// @returns as `keep_strongest`; `report.dropped` is then the computed residual
+template <class Team, class Policy, class Method, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy>& state,
+                                          const Method& method, T scale, T sink, Index most,
+                                          bool may_refuse, DenseSvdScratch<T>& scratch,
+                                          CompactionReport& report) {
+  const bool complete = list_terms(team, method, static_cast<T>(state.config.epsilon),
+                                   sink / scale, most, scratch);
+  if (!complete && may_refuse) return false;
+  for (Index i = 0; i < scratch.list.count; ++i) scratch.list.weights[i] = scale;
+  const Decomposition<T> terms = decompose(team, scratch.list);
+  if (!keep_strongest(team, state, terms, sink, most, may_refuse, report)) return false;
+  report.capped = report.capped || !complete;
+  report.dropped = static_cast<double>(
+      residual_norm(team, state, scratch.content, scale, scratch.list.coefficients));
+  return true;
+}
+
+}  // namespace detail
+
+/// Folds the buffered tokens into the body and truncates by the policy: docs/mathematics.md, section 4.
+///
+/// FullSvd keeps the terms of the singular value decomposition that are at least epsilon times the strongest (or the
+/// sink); what is dropped has spectral norm at most that. If more terms are wanted than `rank_capacity()`, the body goes
+/// dense, exactly, or without `dense_fallback` loses its weakest terms. A dense body is tried in low-rank form again
+/// every `dense_retry` compactions and returns when three quarters of the capacity suffice. DenseBuffered adds the
+/// buffer to the matrix.
+///
+/// @param report  if not null, what was done
+/// @returns overflow, workspace_too_small; ok without effect when nothing is buffered
+/// Allocates nothing. O((d_k + d_v) c^2 + c^3) for c = rank + buffered; dense O(d_k d_v buffered).
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
+                                     CompactionReport* report = nullptr) noexcept {
+  using T = typename Policy::Compute;
+  const StateConfig& config = state.config;
+  const Index buffered = state.buffered();
+  CompactionReport done;
+  done.rank_before = done.rank_after = state.rank();
+  done.dense = state.dense();
+  if (buffered == 0) {
+    if (report != nullptr) *report = done;
+    return Status::ok;
+  }
+  done.rank_before += buffered;
+
+  Workspace memory = team.workspace();
+  detail::CompactScratch<Policy> scratch(config, memory);
+  if (memory.exhausted()) return Status::workspace_too_small;
+  auto& terms = scratch.terms;
+
+  detail::gather_terms(team, state, terms);
+  if (Policy::Sink::present && !team.finite(config.d_k, terms.sink)) return Status::overflow;
+  const T sink = detail::sink_strength(team, state, terms.sink);
+  double roundoffs = detail::fold_roundoffs(buffered);
+  bool low_rank = false;
+  if (!state.dense()) {
+    const auto decomposition = detail::decompose(team, terms.list);
+    if (decomposition.count > 0 && !std::isfinite(decomposition.strength(0))) {
+      return Status::overflow;
+    }
+    low_rank = detail::keep_strongest(team, state, decomposition, sink, config.rank_capacity(),
+                                      config.dense_fallback, done);
+    roundoffs += detail::recompress_roundoffs(config.d_k, config.d_v, done.rank_before, done.sweeps);
+    // The decomposition has consumed the terms.
+    if (!low_rank) detail::gather_terms(team, state, terms);
+  }
+  T body = T(0);
+  if (!low_rank) {
+    auto& content = scratch.dense.content;
+    for (Index i = 0; i < config.d_k; ++i) {
+      detail::content_row(team, state, terms, i, content.row(i));
+      if (!team.finite(config.d_v, content.row(i))) return Status::overflow;
+    }
+    roundoffs += static_cast<double>(done.rank_before);
+    body = detail::keep_dense(team, state, content, done);
+    if constexpr (Policy::Compaction::low_rank) {
+      if (++state.record->dense_age >= config.dense_retry) {
+        state.record->dense_age = 0;
+        RandomizedSvd options;
+        options.seed = config.seed;
+        low_rank = detail::compress_dense(team, state, options,
+                                          detail::normalize_matrix(team, content), sink,
+                                          detail::returning_rank(config), true, scratch.dense, done);
+        roundoffs += static_cast<double>(done.rank_after);
+      }
+    }
+  }
+  if (low_rank) body = detail::strengths_sum(state);
+
+  const T rounding = static_cast<T>(roundoffs) * detail::unit_roundoff<T> *
+                     state.buffer.masses[buffered];
+  const T error = state.certificate() + static_cast<T>(done.dropped) + rounding;
+  if constexpr (Policy::Sink::present) team.copy(config.d_k, terms.sink, state.sink);
+  detail::commit(state, error, body + sink);
+  state.record->compactions += 1;
+  if (report != nullptr) *report = done;
+  return Status::ok;
+}
+
+SINKSTATE_NAMESPACE_END

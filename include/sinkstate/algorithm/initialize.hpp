@@ -1,0 +1,143 @@
+/// @file
+/// A state from a dense matrix: at the end of prefill, or after a further prompt.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/status.hpp"
+#include "../core/workspace.hpp"
+#include "../model/certificate.hpp"
+#include "../model/sink_state.hpp"
+#include "advance.hpp"
+#include "compact.hpp"
+#include "randomized_svd.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Scratch of `initialize`.
+template <class Policy>
+struct InitializeScratch {
+  using T = typename Policy::Compute;
+
+  DenseSvdScratch<T> dense;
+  T* sink;
+
+  SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, const RandomizedSvd& options,
+                                          Workspace& memory)
+      : dense(DenseSvdScratch<T>::carve(memory, config, config.rank_capacity(), options.block)),
+        sink(memory.take<T>(config.d_k)) {}
+  SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, ExactSvd, Workspace& memory)
+      : dense(DenseSvdScratch<T>::carve(memory, config, config.d_k, 0)),
+        sink(memory.take<T>(config.d_k)) {}
+};
+
+SINKSTATE_HOST_DEVICE constexpr bool usable(const RandomizedSvd& options) {
+  constexpr Index most_block = 4096;
+  return options.block >= 1 && options.block <= most_block && options.power_iterations >= 0 &&
+         options.power_iterations <= 64;
+}
+SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
+
+}  // namespace detail
+
+/// Replaces a state by a dense matrix, compressed as the policy says. The buffer is empty afterwards.
+///
+/// @param dense        d_k x d_v, [K,V], any row stride
+/// @param method       RandomizedSvd{block, power_iterations, seed} or ExactSvd{}. DenseBuffered decomposes nothing and
+///                     does not look at it.
+/// @param certificate  how far `dense` itself may be from the exact state (Frobenius norm), as `materialize` reports it
+/// @param report       if not null, what was done; `dropped` is the computed residual
+/// @returns invalid_argument, non_finite_input, overflow, workspace_too_small
+/// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank).
+template <class Team, class Policy, class Method = RandomizedSvd>
+SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
+                                        const MatrixView<const typename Policy::Compute>& dense,
+                                        const Method& method = {},
+                                        typename Policy::Compute certificate = 0,
+                                        CompactionReport* report = nullptr) noexcept {
+  using T = typename Policy::Compute;
+  const StateConfig& config = state.config;
+  if (dense.rows != config.d_k || dense.cols != config.d_v || !detail::usable(method) ||
+      !(certificate >= T(0))) {
+    return Status::invalid_argument;
+  }
+  Workspace memory = team.workspace();
+  detail::InitializeScratch<Policy> scratch(config, method, memory);
+  if (memory.exhausted()) return Status::workspace_too_small;
+
+  const MatrixView<T>& content = scratch.dense.content;
+  T mass = T(0);
+  for (Index i = 0; i < config.d_k; ++i) {
+    T* const row = content.row(i);
+    team.copy(config.d_v, dense.row(i), row);
+    if (!team.finite(config.d_v, row)) return Status::non_finite_input;
+    mass = std::hypot(mass, team.norm(config.d_v, row));
+    if constexpr (Policy::Sink::present) {
+      scratch.sink[i] = detail::split_off_sink(team, config.d_v, state.sink_direction, row);
+      if (!team.finite(config.d_v, row)) return Status::overflow;
+    }
+  }
+  if (Policy::Sink::present && !team.finite(config.d_k, scratch.sink)) return Status::overflow;
+  const T sink = detail::sink_strength(team, state, scratch.sink);
+
+  CompactionReport done;
+  bool low_rank = false;
+  if constexpr (Policy::Compaction::low_rank) {
+    const T scale = detail::normalize_matrix(team, content);
+    low_rank = detail::compress_dense(team, state, method, scale, sink, config.rank_capacity(),
+                                      config.dense_fallback, scratch.dense, done);
+    if (!low_rank) {
+      for (Index i = 0; i < config.d_k; ++i) {
+        team.scale(config.d_v, scale, content.row(i), content.row(i));
+      }
+    }
+  }
+  const T body = low_rank ? detail::strengths_sum(state)
+                          : detail::keep_dense(team, state, content, done);
+
+  *state.record = StateRecord{0, 0, state.record->dense, 0};
+  if constexpr (Policy::Sink::present) team.copy(config.d_k, scratch.sink, state.sink);
+  // Splitting the sink off and computing the residual round too.
+  const T roundoffs = T(16) + static_cast<T>(done.rank_after);
+  detail::commit(state,
+                 certificate + static_cast<T>(done.dropped) +
+                     roundoffs * detail::unit_roundoff<T> * (mass + body + sink),
+                 body + sink);
+  if (report != nullptr) *report = done;
+  return Status::ok;
+}
+
+/// Bytes of scratch that a team needs for every verb on states of this policy and configuration, and for initialising
+/// them with `method`. A pure function.
+/// @throws Error for a configuration or method that cannot be used
+template <class Policy, class Method = RandomizedSvd>
+std::size_t workspace_bytes(const StateConfig& config, const Method& method = {}) {
+  using T = typename Policy::Compute;
+  if (!detail::usable(method)) {
+    detail::refuse("RandomizedSvd", "block in [1, 4096] and power_iterations in [0, 64]",
+                   "others");
+  }
+  std::size_t most = 0;
+  const auto include = [&most](const Workspace& walk) {
+    if (walk.used() > most) most = walk.used();
+  };
+  Workspace stepping;
+  detail::ReadScratch<2, Policy>(config.checked(), stepping);
+  stepping.take<T>(config.d_v);
+  stepping.take<T>(config.d_v);
+  include(stepping);
+  Workspace compacting;
+  detail::CompactScratch<Policy>(config, compacting);
+  include(compacting);
+  Workspace initializing;
+  detail::InitializeScratch<Policy>(config, method, initializing);
+  include(initializing);
+  return most;
+}
+
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,106 @@
+/// @file
+/// The strongest terms of a dense matrix by a randomized block range finder.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/random.hpp"
+#include "../core/workspace.hpp"
+#include "orthogonalize.hpp"
+#include "recompress.hpp"
+#include "small_svd.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// Parameters of the randomized block SVD; the defaults are measured in docs/numerics.md, section 4.
+struct RandomizedSvd {
+  Index block = 16;
+  int power_iterations = 2;
+  std::uint64_t seed = 0;
+};
+
+/// The whole singular value decomposition, by Jacobi sweeps.
+struct ExactSvd {};
+
+namespace detail {
+
+/// A basis of the strongest left vectors of a dense matrix, found block by block.
+template <class T>
+struct RangeFinderScratch {
+  MatrixView<T> sketch;  // block x d_v
+  T* strengths = nullptr;
+
+  SINKSTATE_HOST_DEVICE static RangeFinderScratch carve(Workspace& memory, Index block, Index d_v) {
+    return {memory.take_matrix<T>(block, d_v), memory.take<T>(block)};
+  }
+};
+
+/// Fills `list` with terms q_i (D^T q_i)^T whose sum is D up to what is weaker than `epsilon` times the strongest:
+/// docs/numerics.md, (N8).
+///
+/// @param dense  d_k x d_v, scaled to a largest magnitude near 1
+/// @param least  a strength from elsewhere that epsilon is relative to as well (the sink's)
+/// @param most   terms at which to stop; the last block may go past it: `list` has room for most + block
+/// @returns false when the search stopped at `most` with strong terms possibly left
+///
+/// Each block is D^T-refined `power_iterations` times, orthogonalised at every half-step and against the basis. It stops
+/// when the weakest singular value of a block is below epsilon / 2 of the strongest seen, or the range is exhausted.
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE bool find_range(Team& team, const MatrixView<const T>& dense,
+                                      const RandomizedSvd& options, T epsilon, T least, Index most,
+                                      RangeFinderScratch<T>& scratch, TermList<T>& list) {
+  const Philox philox{options.seed};
+  const Index full = dense.rows < dense.cols ? dense.rows : dense.cols;
+  T strongest = least;
+  Index found = 0;
+  list.count = 0;
+  std::uint64_t random = 0;
+  while (found < full && found < most) {
+    const Index wanted = options.block < full - found ? options.block : full - found;
+    Index block = wanted;
+    auto sketch = scratch.sketch.middle_rows(0, block);
+    for (Index b = 0; b < block; ++b) {
+      for (Index j = 0; j < dense.cols; ++j) sketch(b, j) = static_cast<T>(philox.normal(random++));
+    }
+    Index basis = found;
+    for (int iteration = 0; iteration <= options.power_iterations; ++iteration) {
+      if (iteration > 0) {
+        const Index fresh = basis - found;
+        for (Index b = 0; b < fresh; ++b) {
+          team.fill(dense.cols, T(0), sketch.row(b));
+          team.add_combination(dense, list.keys.row(found + b), sketch.row(b));
+        }
+        block = orthogonalize(team, sketch.middle_rows(0, fresh), 0, MatrixView<T>{},
+                              list.coefficients);
+      }
+      for (Index b = 0; b < block; ++b) team.project(dense, sketch.row(b), list.keys.row(found + b));
+      basis = orthogonalize(team, list.keys.middle_rows(0, found + block), found, MatrixView<T>{},
+                            list.coefficients);
+    }
+    const Index fresh = basis - found;
+    for (Index b = 0; b < fresh; ++b) {
+      T* const row = list.values.row(found + b);
+      team.fill(dense.cols, T(0), row);
+      team.add_combination(dense, list.keys.row(found + b), row);
+      list.weights[found + b] = T(1);
+      team.copy(dense.cols, row, sketch.row(b));
+    }
+    found = basis;
+    list.count = found;
+    if (fresh < wanted) return true;  // the range is exhausted
+    one_sided_jacobi(team, sketch.middle_rows(0, fresh), MatrixView<T>{}, scratch.strengths);
+    T weakest = scratch.strengths[0];
+    for (Index b = 0; b < fresh; ++b) {
+      if (scratch.strengths[b] > strongest) strongest = scratch.strengths[b];
+      if (scratch.strengths[b] < weakest) weakest = scratch.strengths[b];
+    }
+    if (weakest < epsilon / 2 * strongest) return true;
+  }
+  return found == full;
+}
+
+}  // namespace detail
+SINKSTATE_NAMESPACE_END

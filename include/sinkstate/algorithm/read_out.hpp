@@ -1,0 +1,110 @@
+/// @file
+/// S^T q without forming S.
+#pragma once
+
+#include "../config.hpp"
+#include "../core/status.hpp"
+#include "../core/workspace.hpp"
+#include "../model/sink_state.hpp"
+#include "decay_walk.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+/// Scratch of `read_state` for up to `Room` vectors.
+template <int Room, class Policy>
+struct ReadScratch {
+  using T = typename Policy::Compute;
+
+  DecayWalk<typename Policy::Rule, T> walk;
+  T* decayed[Room];  // d_k: L x
+  T* weights[Room];  // one coefficient a term
+
+  SINKSTATE_HOST_DEVICE ReadScratch(const StateConfig& config, Workspace& scratch)
+      : walk(config.d_k, scratch) {
+    // A dense body is a sum of d_k terms: its rows.
+    const Index terms = config.d_k + config.rank_capacity() + config.buffer_capacity();
+    for (int n = 0; n < Room; ++n) {
+      decayed[n] = scratch.template take<T>(config.d_k);
+      weights[n] = scratch.template take<T>(terms);
+    }
+  }
+};
+
+/// y_n = S^T L x_n for `Count` vectors in one pass over the state; L is the decay of a token that is not buffered yet, or
+/// the identity when `log_decay` is null. docs/mathematics.md, equation (4).
+template <int Count, int Room, class Policy, class Team, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& state,
+                                      const T* log_decay, const T* const (&x)[Count],
+                                      T* const (&y)[Count], ReadScratch<Room, Policy>& s) {
+  static_assert(Count <= Room);
+  using Walk = decltype(s.walk);
+  const Index d_k = state.config.d_k;
+  const Index buffered = state.buffered();
+  s.walk.start(team);
+  if (log_decay != nullptr) s.walk.include(team, log_decay);
+
+  const auto keys = state.buffer.keys.middle_rows(0, buffered);
+  if constexpr (!Walk::per_channel) {
+    for (int n = 0; n < Count; ++n) team.project(keys, x[n], s.weights[n]);
+  }
+  for (Index j = buffered - 1; j >= 0; --j) {
+    for (int n = 0; n < Count; ++n) {
+      if constexpr (Walk::per_channel) {
+        s.walk.apply(team, x[n], s.decayed[n]);
+        s.weights[n][j] = team.dot(d_k, keys.row(j), s.decayed[n]);
+      } else {
+        s.weights[n][j] *= s.walk.weight();
+      }
+    }
+    s.walk.include(team, state.buffer.log_decays.row(j));
+  }
+
+  for (int n = 0; n < Count; ++n) {
+    s.walk.apply(team, x[n], s.decayed[n]);
+    team.fill(state.config.d_v, T(0), y[n]);
+    if (state.dense()) {
+      team.add_combination(state.matrix, s.decayed[n], y[n]);
+    } else {
+      T* weights = s.weights[n] + buffered;
+      team.project(state.factors.keys(), s.decayed[n], weights);
+      team.multiply(state.rank(), weights, state.factors.strengths, weights);
+      team.add_combination(state.factors.values(), weights, y[n]);
+    }
+    team.add_combination(state.buffer.corrections.middle_rows(0, buffered), s.weights[n], y[n]);
+    if constexpr (Policy::Sink::present) {
+      const T coefficient = team.dot(d_k, state.sink, s.decayed[n]);
+      const MatrixView<const T> direction{state.sink_direction, 1, state.config.d_v,
+                                          state.config.d_v};
+      team.add_combination(direction, &coefficient, y[n]);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// output = S^T query, the state unchanged: docs/mathematics.md, equation (4).
+///
+/// @param query   d_k numbers
+/// @param output  d_v numbers; may be `query`; written only when the result is ok
+/// @returns non_finite_input, overflow, workspace_too_small
+/// Allocates nothing; O((d_k + d_v) (rank + buffered)), dense O(d_k d_v).
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status read_out(Team& team, SinkStateView<Policy> state,
+                                      const typename Policy::Compute* query,
+                                      typename Policy::Compute* output) noexcept {
+  using T = typename Policy::Compute;
+  const Index d_v = state.config.d_v;
+  Workspace memory = team.workspace();
+  detail::ReadScratch<1, Policy> scratch(state.config, memory);
+  T* const y = memory.take<T>(d_v);
+  if (memory.exhausted()) return Status::workspace_too_small;
+
+  if (!team.finite(state.config.d_k, query)) return Status::non_finite_input;
+  detail::read_state<1>(team, state, static_cast<const T*>(nullptr), {query}, {y}, scratch);
+  if (!team.finite(d_v, y)) return Status::overflow;
+  team.copy(d_v, y, output);
+  return Status::ok;
+}
+
+SINKSTATE_NAMESPACE_END

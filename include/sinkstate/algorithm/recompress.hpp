@@ -1,0 +1,194 @@
+/// @file
+/// The singular value decomposition of a sum of rank-one terms, and its truncation.
+#pragma once
+
+#include <cmath>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/workspace.hpp"
+#include "../model/certificate.hpp"
+#include "orthogonalize.hpp"
+#include "small_svd.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+/// Rank-one terms weight_i key_i value_i^T, and the scratch in which they are decomposed.
+template <class T>
+struct TermList {
+  Index count = 0;
+  MatrixView<T> keys;    // most x d_k
+  MatrixView<T> values;  // most x d_v
+  T* weights = nullptr;
+
+  int* exponents = nullptr;
+  Index* order = nullptr;
+  MatrixView<T> mixed_keys;    // M = A diag(weights) R_v, one row per independent value
+  MatrixView<T> value_coords;  // R_v
+  MatrixView<T> key_coords;    // R_k
+  MatrixView<T> core;          // G, transposed R_k
+  MatrixView<T> rotations;     // Y
+  T* strengths = nullptr;
+  T* coefficients = nullptr;
+
+  SINKSTATE_HOST_DEVICE static TermList carve(Workspace& memory, Index most, Index d_k, Index d_v) {
+    const Index independent_values = most < d_v ? most : d_v;
+    const Index independent = independent_values < d_k ? independent_values : d_k;
+    TermList list;
+    list.keys = memory.take_matrix<T>(most, d_k);
+    list.values = memory.take_matrix<T>(most, d_v);
+    list.weights = memory.take<T>(most);
+    list.exponents = memory.take<int>(most);
+    list.order = memory.take<Index>(independent);
+    list.mixed_keys = memory.take_matrix<T>(independent_values, d_k);
+    list.value_coords = memory.take_matrix<T>(most, independent_values);
+    list.key_coords = memory.take_matrix<T>(independent_values, independent);
+    list.core = memory.take_matrix<T>(independent, independent_values);
+    list.rotations = memory.take_matrix<T>(independent, independent);
+    list.strengths = memory.take<T>(independent);
+    list.coefficients = memory.take<T>(most);
+    return list;
+  }
+};
+
+/// The decomposition of a list of terms, in the list's scratch: its singular values are 2^exponent s_i, falling.
+template <class T>
+struct Decomposition {
+  MatrixView<T> key_basis;    // Q_k
+  MatrixView<T> value_basis;  // Q_v
+  MatrixView<T> core;         // row i = s_i x_i, over the value basis
+  MatrixView<T> rotations;    // row i = y_i, over the key basis
+  const T* strengths = nullptr;
+  const Index* order = nullptr;  // of the rows, strongest first
+  Index count = 0;
+  int exponent = 0;
+  int sweeps = 0;
+  bool orthogonal = true;
+
+  SINKSTATE_HOST_DEVICE T strength(Index i) const {
+    return std::ldexp(strengths[order[i]], exponent);
+  }
+
+  /// How many singular values are above rounding and at least `least`.
+  SINKSTATE_HOST_DEVICE Index above(T least) const {
+    if (count == 0) return 0;
+    const T noise = negligible<T> * strengths[order[0]];
+    Index rank = 0;
+    while (rank < count && strengths[order[rank]] > noise && strength(rank) >= least) ++rank;
+    return rank;
+  }
+
+  /// Frobenius norm of the terms from `rank` on. If the sweeps ran out, the terms are not orthogonal and add up.
+  SINKSTATE_HOST_DEVICE T norm_from(Index rank) const {
+    T squares = T(0);
+    T sum = T(0);
+    for (Index i = rank; i < count; ++i) {
+      const T s = strengths[order[i]];
+      squares += s * s;
+      sum += s;
+    }
+    return std::ldexp(orthogonal ? std::sqrt(squares) : sum, exponent);
+  }
+
+  /// Term i with unit vectors: strength(i) key value^T.
+  template <class Team>
+  SINKSTATE_HOST_DEVICE void form(Team& team, Index i, T* key, T* value) const {
+    const Index row = order[i];
+    team.fill(key_basis.cols, T(0), key);
+    team.add_combination(key_basis, rotations.row(row), key);
+    team.fill(value_basis.cols, T(0), value);
+    team.add_combination(value_basis, core.row(row), value);
+    team.scale(value_basis.cols, T(1) / strengths[row], value, value);
+  }
+};
+
+/// x scaled by a power of two so that its largest magnitude is in [1/2, 1): exact, and squares then neither over- nor
+/// underflow. Returns the exponent taken out; 0 for a zero vector, whose weight then becomes 0.
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE int normalize_exponent(Team& team, Index n, T* x, T& weight) {
+  const T largest = team.max_abs(n, x);
+  int exponent = 0;
+  if (!(largest > T(0))) {
+    weight = T(0);
+    return 0;
+  }
+  std::frexp(largest, &exponent);
+  // Two steps: 2^-exponent itself may not be a number of this type.
+  team.scale(n, std::ldexp(T(1), -exponent / 2), x, x);
+  team.scale(n, std::ldexp(T(1), -exponent + exponent / 2), x, x);
+  return exponent;
+}
+
+/// Singular value decomposition of sum_i weight_i key_i value_i^T. docs/numerics.md, equation (N7):
+///
+///     values = R_v Q_v,   M = R_v^T diag(weights) keys,   M = R_k Q_k,   R_k = X S Y^T   (Jacobi on the rows of R_k^T)
+///
+/// The second QR is the preconditioner of Drmac and Veselic. All vectors are orthogonalised, those of an earlier
+/// decomposition too: frozen or decayed terms are not orthogonal to anything. Consumes the list.
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) {
+  // Terms with magnitudes near 1, and the powers of two apart.
+  int top = 0;
+  Index count = 0;
+  for (Index i = 0; i < list.count; ++i) {
+    T weight = list.weights[i];
+    int exponent = normalize_exponent(team, list.keys.cols, list.keys.row(i), weight);
+    exponent += normalize_exponent(team, list.values.cols, list.values.row(i), weight);
+    if (!(weight != T(0))) continue;
+    int own = 0;
+    list.weights[count] = std::frexp(weight, &own);
+    list.exponents[count] = exponent + own;
+    if (count == 0 || list.exponents[count] > top) top = list.exponents[count];
+    if (count != i) {
+      team.copy(list.keys.cols, list.keys.row(i), list.keys.row(count));
+      team.copy(list.values.cols, list.values.row(i), list.values.row(count));
+    }
+    ++count;
+  }
+  for (Index i = 0; i < count; ++i) {
+    list.weights[i] = std::ldexp(list.weights[i], list.exponents[i] - top);
+  }
+
+  const auto keys = list.keys.middle_rows(0, count);
+  auto value_coords = list.value_coords.middle_rows(0, count);
+  const Index values = orthogonalize(team, list.values.middle_rows(0, count), 0, value_coords,
+                                     list.coefficients);
+  auto mixed = list.mixed_keys.middle_rows(0, values);
+  for (Index l = 0; l < values; ++l) {
+    for (Index i = 0; i < count; ++i) list.coefficients[i] = list.weights[i] * value_coords(i, l);
+    team.fill(mixed.cols, T(0), mixed.row(l));
+    team.add_combination(keys, list.coefficients, mixed.row(l));
+  }
+  auto key_coords = list.key_coords.middle_rows(0, values);
+  const Index independent = orthogonalize(team, mixed, 0, key_coords, list.coefficients);
+
+  Decomposition<T> result;
+  result.count = independent;
+  result.exponent = top;
+  result.key_basis = list.mixed_keys.middle_rows(0, independent);
+  result.value_basis = list.values.middle_rows(0, values);
+  result.core = {list.core.data, independent, values, list.core.stride};
+  result.rotations = {list.rotations.data, independent, independent, list.rotations.stride};
+  result.strengths = list.strengths;
+  result.order = list.order;
+  for (Index i = 0; i < independent; ++i) {
+    for (Index l = 0; l < values; ++l) result.core(i, l) = key_coords(l, i);
+  }
+  const JacobiOutcome jacobi =
+      one_sided_jacobi(team, result.core, result.rotations, list.strengths);
+  result.sweeps = jacobi.sweeps;
+  result.orthogonal = jacobi.converged;
+
+  for (Index i = 0; i < independent; ++i) {
+    Index place = i;
+    for (; place > 0 && list.strengths[list.order[place - 1]] < list.strengths[i]; --place) {
+      list.order[place] = list.order[place - 1];
+    }
+    list.order[place] = i;
+  }
+  return result;
+}
+
+}  // namespace detail
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,89 @@
+/// @file
+/// A state with its pending decays applied: what compaction and materialisation start from.
+#pragma once
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/workspace.hpp"
+#include "../model/sink_state.hpp"
+#include "decay_walk.hpp"
+#include "recompress.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+/// S = sink direction^T + diag(body_decay) matrix + terms; the matrix only for a dense body.
+template <class Policy>
+struct CurrentTerms {
+  using T = typename Policy::Compute;
+
+  DecayWalk<typename Policy::Rule, T> walk;
+  TermList<T> list;
+  T* sink;        // d_k, if there is a sink
+  T* body_decay;  // d_k
+
+  SINKSTATE_HOST_DEVICE CurrentTerms(const StateConfig& config, Workspace& memory)
+      : walk(config.d_k, memory),
+        list(TermList<T>::carve(memory, config.rank_capacity() + config.buffer_capacity(),
+                                config.d_k, config.d_v)),
+        sink(memory.take<T>(config.d_k)),
+        body_decay(memory.take<T>(config.d_k)) {}
+};
+
+/// Splits a correction along the sink direction, n = omega direction + rest: docs/mathematics.md, equation (5).
+/// @returns omega; `value` becomes the rest
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE T split_off_sink(Team& team, Index d_v, const T* direction, T* value) {
+  // A direction of any size: scaled to magnitudes near 1 its square neither over- nor underflows.
+  const T length = team.norm(d_v, direction);
+  if (!(length > T(0))) return T(0);
+  T omega = T(0);
+  const MatrixView<const T> row{direction, 1, d_v, d_v};
+  // The second pass removes what the rounding of the first has left.
+  for (int pass = 0; pass < 2; ++pass) {
+    const T part = team.dot(d_v, value, direction) / length / length;
+    const T negative = -part;
+    team.add_combination(row, &negative, value);
+    omega += part;
+  }
+  return omega;
+}
+
+/// The current state as fresh terms; the state itself is only read.
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>& state,
+                                        CurrentTerms<Policy>& terms) {
+  using T = typename Policy::Compute;
+  const StateConfig& config = state.config;
+  auto& list = terms.list;
+  auto& walk = terms.walk;
+  walk.start(team);
+
+  // Buffered tokens go behind the terms of the body, whose order (strongest first) helps the Jacobi sweeps.
+  const Index rank = state.rank();
+  list.count = rank + state.buffered();
+  if constexpr (Policy::Sink::present) team.fill(config.d_k, T(0), terms.sink);
+  for (Index j = state.buffered() - 1; j >= 0; --j) {
+    const Index i = rank + j;
+    walk.apply(team, state.buffer.keys.row(j), list.keys.row(i));
+    team.copy(config.d_v, state.buffer.corrections.row(j), list.values.row(i));
+    list.weights[i] = T(1);
+    if constexpr (Policy::Sink::present) {
+      const T omega = split_off_sink(team, config.d_v, state.sink_direction, list.values.row(i));
+      team.add_combination({list.keys.row(i), 1, config.d_k, config.d_k}, &omega, terms.sink);
+    }
+    walk.include(team, state.buffer.log_decays.row(j));
+  }
+  for (Index i = 0; i < config.d_k; ++i) terms.body_decay[i] = walk.channel(i);
+  for (Index i = 0; i < rank; ++i) {
+    walk.apply(team, state.factors.keys().row(i), list.keys.row(i));
+    team.copy(config.d_v, state.factors.values().row(i), list.values.row(i));
+    list.weights[i] = state.factors.strengths[i];
+  }
+  if constexpr (Policy::Sink::present) {
+    for (Index i = 0; i < config.d_k; ++i) terms.sink[i] += terms.body_decay[i] * state.sink[i];
+  }
+}
+
+}  // namespace detail
+SINKSTATE_NAMESPACE_END

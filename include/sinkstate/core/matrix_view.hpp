@@ -1,0 +1,35 @@
+/// @file
+/// Matrices that belong to somebody else.
+#pragma once
+
+#include <cstdint>
+
+#include "../config.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// Every size, count and offset: signed and 64 bits wide, so that no product of shapes wraps.
+using Index = std::int64_t;
+
+/// Rows of contiguous numbers, `stride` apart. It owns nothing and is copied freely.
+///
+/// A dense state [K,V] (row = key channel) and a list of vectors, one a row, are both of this form.
+template <class T>
+struct MatrixView {
+  T* data = nullptr;
+  Index rows = 0;
+  Index cols = 0;
+  Index stride = 0;
+
+  SINKSTATE_HOST_DEVICE T* row(Index i) const { return data + i * stride; }
+  SINKSTATE_HOST_DEVICE T& operator()(Index i, Index j) const { return data[i * stride + j]; }
+
+  /// The same rows, of which only `count` beginning with `first` are seen.
+  SINKSTATE_HOST_DEVICE MatrixView middle_rows(Index first, Index count) const {
+    return MatrixView{row(first), count, cols, stride};
+  }
+
+  SINKSTATE_HOST_DEVICE operator MatrixView<const T>() const { return {data, rows, cols, stride}; }
+};
+
+SINKSTATE_NAMESPACE_END

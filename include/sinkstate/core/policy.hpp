@@ -1,0 +1,87 @@
+/// @file
+/// What is chosen at compile time.
+#pragma once
+
+#include <type_traits>
+
+#include "../config.hpp"
+#include "backend.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// Precisions: factors, buffer and arithmetic are of this type.
+struct Fp32 {
+  using Compute = float;
+};
+struct Fp64 {
+  using Compute = double;
+};
+
+/// Compaction by the truncated singular value decomposition of all terms: the Eckart-Young answer, with a rank that
+/// adapts to each state, and the dense form for a state whose rank does not pay.
+struct FullSvd {
+  static constexpr bool low_rank = true;
+};
+
+/// The dense matrix, with a buffer of writes that is folded in every few tokens (as ReplaySSM does): nothing is
+/// dropped.
+struct DenseBuffered {
+  static constexpr bool low_rank = false;
+};
+
+/// No part of the state is set apart.
+struct NoSink {
+  static constexpr bool present = false;
+};
+
+/// The part of the state along the head's mean value is held as one exact row of d_k numbers (paper 2, Lemmas 1, 2).
+struct MeanValueSink {
+  static constexpr bool present = true;
+};
+
+namespace detail {
+
+template <class Rule, class = void>
+struct IsUpdateRule : std::false_type {};
+template <class Rule>
+struct IsUpdateRule<Rule, std::void_t<decltype(Rule::corrects), decltype(Rule::decay)>>
+    : std::true_type {};
+
+template <class Backend, class T, class = void>
+struct IsBackend : std::false_type {};
+template <class Backend, class T>
+struct IsBackend<Backend, T, std::void_t<typename Backend::template Team<T>>> : std::true_type {};
+
+}  // namespace detail
+
+/// The five words that describe a kind of state; sizes, epsilon, rank cap and seed are in `StateConfig`.
+///
+/// @tparam RuleTag       Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention, DeltaNet
+/// @tparam BackendTag    Host
+/// @tparam PrecisionTag  Fp32, Fp64
+/// @tparam CompactionTag FullSvd, DenseBuffered
+/// @tparam SinkTag       NoSink, MeanValueSink
+template <class RuleTag, class BackendTag = Host, class PrecisionTag = Fp32,
+          class CompactionTag = FullSvd, class SinkTag = NoSink>
+struct Policy {
+  using Rule = RuleTag;
+  using Backend = BackendTag;
+  using Precision = PrecisionTag;
+  using Compaction = CompactionTag;
+  using Sink = SinkTag;
+
+  using Compute = typename Precision::Compute;
+
+  static_assert(detail::IsUpdateRule<Rule>::value,
+                "Policy: the first parameter must be an update rule, such as GatedDelta");
+  static_assert(std::is_same_v<Compute, float> || std::is_same_v<Compute, double>,
+                "Policy: the third parameter must be Fp32 or Fp64");
+  static_assert(detail::IsBackend<Backend, Compute>::value,
+                "Policy: the second parameter must be a backend, such as Host");
+  static_assert(std::is_same_v<Compaction, FullSvd> || std::is_same_v<Compaction, DenseBuffered>,
+                "Policy: the fourth parameter must be FullSvd or DenseBuffered");
+  static_assert(std::is_same_v<Sink, NoSink> || std::is_same_v<Sink, MeanValueSink>,
+                "Policy: the fifth parameter must be NoSink or MeanValueSink");
+};
+
+SINKSTATE_NAMESPACE_END

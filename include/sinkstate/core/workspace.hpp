@@ -1,0 +1,54 @@
+/// @file
+/// Memory that one walk first counts and then carves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../config.hpp"
+#include "matrix_view.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// A stretch of bytes from which pieces are taken in order, each aligned to 64 bytes.
+///
+/// A default-constructed workspace only counts: `take` returns null and `used()` grows. Whoever lays something out
+/// writes the walk once; run on a counting workspace it is the size, run on real bytes it is the layout.
+class Workspace {
+ public:
+  static constexpr std::size_t alignment = 64;
+
+  Workspace() = default;
+  /// @param bytes aligned to `alignment`
+  SINKSTATE_HOST_DEVICE Workspace(void* bytes, std::size_t size)
+      : base_(static_cast<unsigned char*>(bytes)), size_(size) {}
+
+  /// `count` numbers, uninitialised. Null while counting and when the bytes do not suffice (see `exhausted`).
+  template <class T>
+  SINKSTATE_HOST_DEVICE T* take(Index count) {
+    const std::size_t start = used_;
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    used_ = start + (bytes + alignment - 1) / alignment * alignment;
+    if (base_ == nullptr || used_ > size_) return nullptr;
+    return reinterpret_cast<T*>(base_ + start);
+  }
+
+  /// `rows` rows of `cols` numbers, each row aligned.
+  template <class T>
+  SINKSTATE_HOST_DEVICE MatrixView<T> take_matrix(Index rows, Index cols) {
+    constexpr Index unit = static_cast<Index>(alignment / sizeof(T));
+    const Index stride = (cols + unit - 1) / unit * unit;
+    return MatrixView<T>{take<T>(rows * stride), rows, cols, stride};
+  }
+
+  SINKSTATE_HOST_DEVICE std::size_t used() const { return used_; }
+  /// More was taken than there is: the pieces must not be used.
+  SINKSTATE_HOST_DEVICE bool exhausted() const { return base_ == nullptr || used_ > size_; }
+
+ private:
+  unsigned char* base_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t used_ = 0;
+};
+
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,190 @@
+/// @file
+/// One host thread as a team, with Eigen's fixed-size arrays as its vector unit.
+#pragma once
+
+#include <Eigen/Core>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "../config.hpp"
+#include "../core/backend.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/owner.hpp"
+#include "../core/workspace.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// The operations of core/backend.hpp on one thread. The order of every sum depends on sizes alone, never on the
+/// alignment of an address: equal numbers give equal bits wherever they lie.
+template <class T>
+class HostTeam {
+ public:
+  /// @param workspace_bytes  `workspace_bytes<Policy>(config)` of the largest state this team will work on
+  explicit HostTeam(std::size_t workspace_bytes) : scratch_(workspace_bytes) {}
+
+  /// The scratch, from its beginning.
+  Workspace workspace() { return scratch_.workspace(); }
+
+  T dot(Index n, const T* x, const T* y) const {
+    Lanes sum = Lanes::Zero();
+    Index i = 0;
+    for (; i + width <= n; i += width) sum += load(x + i) * load(y + i);
+    if (i < n) sum += load(x + i, n - i) * load(y + i, n - i);
+    return sum.sum();
+  }
+
+  T norm(Index n, const T* x) const {
+    const T squares = dot(n, x, x);
+    constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+    if (squares > tiny && squares <= std::numeric_limits<T>::max()) return std::sqrt(squares);
+    const T largest = max_abs(n, x);
+    if (!(largest > T(0)) || !std::isfinite(largest)) return largest;
+    int exponent = 0;
+    std::frexp(largest, &exponent);
+    T sum = T(0);
+    for (Index i = 0; i < n; ++i) {
+      const T scaled = std::ldexp(x[i], -exponent);
+      sum += scaled * scaled;
+    }
+    return std::ldexp(std::sqrt(sum), exponent);
+  }
+
+  /// The largest magnitude, or NaN if there is one.
+  T max_abs(Index n, const T* x) const {
+    T largest = T(0);
+    for (Index i = 0; i < n; ++i) {
+      const T magnitude = std::abs(x[i]);
+      if (!(magnitude <= largest)) largest = magnitude;
+      if (largest != largest) return largest;
+    }
+    return largest;
+  }
+
+  bool finite(Index n, const T* x) const {
+    Lanes sum = Lanes::Zero();  // 0 * x is NaN for NaN and infinities, else 0
+    Index i = 0;
+    for (; i + width <= n; i += width) sum += load(x + i) * T(0);
+    if (i < n) sum += load(x + i, n - i) * T(0);
+    return sum.sum() == T(0);
+  }
+
+  /// z_i = row_i . x
+  void project(const MatrixView<const T>& rows, const T* x, T* z) const {
+    Index r = 0;
+    for (; r + 4 <= rows.rows; r += 4) project_rows<4>(rows, r, x, z);
+    for (; r < rows.rows; ++r) project_rows<1>(rows, r, x, z);
+  }
+
+  /// y += sum_i z_i row_i
+  void add_combination(const MatrixView<const T>& rows, const T* z, T* y) const {
+    const Index n = rows.cols;
+    Index j = 0;
+    for (; j + 4 * width <= n; j += 4 * width) combine_columns<4>(rows, z, y, j);
+    for (; j + width <= n; j += width) combine_columns<1>(rows, z, y, j);
+    if (j == n) return;
+    Lanes sum = load(y + j, n - j);
+    for (Index i = 0; i < rows.rows; ++i) sum += z[i] * load(rows.row(i) + j, n - j);
+    store(sum, y + j, n - j);
+  }
+
+  void fill(Index n, T value, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = value;
+  }
+  void copy(Index n, const T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = x[i];
+  }
+  /// y = a x; y may be x
+  void scale(Index n, T a, const T* x, T* y) const {
+    for_lanes(n, [&](Index i, Index count) { store(Lanes(a * load(x + i, count)), y + i, count); });
+  }
+  /// y = x o w; y may be x
+  void multiply(Index n, const T* x, const T* w, T* y) const {
+    for_lanes(n, [&](Index i, Index count) {
+      store(Lanes(load(x + i, count) * load(w + i, count)), y + i, count);
+    });
+  }
+  /// y += x
+  void add(Index n, const T* x, T* y) const {
+    for_lanes(n, [&](Index i, Index count) {
+      store(Lanes(load(y + i, count) + load(x + i, count)), y + i, count);
+    });
+  }
+  /// (x, y) <- (c x - s y, s x + c y) with tau = s / (1 + c), in Rutishauser's form: its rounding error is a share of the
+  /// change, not of the vectors, so that many small rotations do not add up to a loss of orthogonality.
+  void rotate(Index n, T s, T tau, T* x, T* y) const {
+    for_lanes(n, [&](Index i, Index count) {
+      const Lanes a = load(x + i, count);
+      const Lanes b = load(y + i, count);
+      store(Lanes(a - s * (b + tau * a)), x + i, count);
+      store(Lanes(b + s * (a - tau * b)), y + i, count);
+    });
+  }
+
+  T exp_decay(T log_decay) const {
+    return log_decay < smallest_log() ? T(0) : std::exp(log_decay);
+  }
+  /// y_i = exp(x_i)
+  void exp_decay(Index n, const T* x, T* y) const {
+    for_lanes(n, [&](Index i, Index count) {
+      const Lanes log_decay = load(x + i, count);
+      store(Lanes((log_decay < smallest_log()).select(Lanes::Zero(), log_decay.exp())), y + i,
+            count);
+    });
+  }
+
+ private:
+  static constexpr Index width = 16;
+  using Lanes = Eigen::Array<T, 16, 1>;
+
+  /// Below it the exponential is subnormal or, in Eigen's vector form, clamped above zero.
+  static constexpr T smallest_log() { return std::is_same_v<T, float> ? T(-87.33654) : T(-708.396); }
+
+  static Lanes load(const T* x) { return Eigen::Map<const Lanes>(x); }
+  static Lanes load(const T* x, Index count) {
+    if (count == width) return load(x);
+    Lanes lanes = Lanes::Zero();
+    for (Index i = 0; i < count; ++i) lanes[i] = x[i];
+    return lanes;
+  }
+  static void store(const Lanes& lanes, T* y, Index count) {
+    if (count == width) {
+      Eigen::Map<Lanes>{y} = lanes;
+    } else {
+      for (Index i = 0; i < count; ++i) y[i] = lanes[i];
+    }
+  }
+  template <class Body>
+  static void for_lanes(Index n, const Body& body) {
+    Index i = 0;
+    for (; i + width <= n; i += width) body(i, width);
+    if (i < n) body(i, n - i);
+  }
+
+  template <int Rows>
+  void project_rows(const MatrixView<const T>& rows, Index first, const T* x, T* z) const {
+    const Index n = rows.cols;
+    Lanes sum[Rows];
+    for (int r = 0; r < Rows; ++r) sum[r].setZero();
+    for_lanes(n, [&](Index i, Index count) {
+      const Lanes shared = load(x + i, count);
+      for (int r = 0; r < Rows; ++r) sum[r] += load(rows.row(first + r) + i, count) * shared;
+    });
+    for (int r = 0; r < Rows; ++r) z[first + r] = sum[r].sum();
+  }
+
+  template <int Blocks>
+  void combine_columns(const MatrixView<const T>& rows, const T* z, T* y, Index first) const {
+    Lanes sum[Blocks];
+    for (int b = 0; b < Blocks; ++b) sum[b] = load(y + first + b * width);
+    for (Index i = 0; i < rows.rows; ++i) {
+      const T* row = rows.row(i) + first;
+      for (int b = 0; b < Blocks; ++b) sum[b] += z[i] * load(row + b * width);
+    }
+    for (int b = 0; b < Blocks; ++b) store(sum[b], y + first + b * width, width);
+  }
+
+  AlignedBytes scratch_;
+};
+
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,212 @@
+/// @file
+/// The thing that a user holds: one recurrent state.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../config.hpp"
+#include "../core/error.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/owner.hpp"
+#include "../core/policy.hpp"
+#include "../core/status.hpp"
+#include "../core/workspace.hpp"
+#include "low_rank_factors.hpp"
+#include "state_config.hpp"
+#include "update_buffer.hpp"
+#include "update_rules.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// The few numbers of a state that are neither factors nor buffer.
+struct StateRecord {
+  std::int64_t tokens = 0;       ///< seen since the state was empty or initialised
+  std::int64_t compactions = 0;  ///< since then
+  std::int32_t dense = 0;        ///< the body is the dense matrix, not the factors
+  std::int32_t dense_age = 0;    ///< compactions since it became so, or was last tried in low-rank form
+};
+
+/// What a state occupies, in bytes, part by part.
+struct StateBytes {
+  std::size_t body = 0;  ///< factors and strengths at the present rank, or the dense matrix
+  std::size_t sink = 0;  ///< its d_k coefficients; the direction is shared by all requests and not counted
+  std::size_t buffer_keys = 0;
+  std::size_t buffer_corrections = 0;
+  std::size_t log_decays = 0;
+  std::size_t bookkeeping = 0;  ///< certificates, masses, counters
+
+  std::size_t total() const {
+    return body + sink + buffer_keys + buffer_corrections + log_decays + bookkeeping;
+  }
+};
+
+/// A state over memory of somebody else, docs/mathematics.md, equation (2):
+///
+///     S = sink direction^T + body + sum_j (decay since j) key_j correction_j^T
+///
+/// where the body is low-rank factors or, when `record->dense`, a matrix in the same memory. Copied freely; verbs take
+/// it by value and work on what it points to. One state is used by one thread at a time.
+template <class PolicyType>
+struct SinkStateView {
+  using Policy = PolicyType;
+  using Compute = typename Policy::Compute;
+
+  StateConfig config;
+  LowRankFactorsView<Compute> factors;
+  MatrixView<Compute> matrix;  ///< d_k x d_v in the memory of the factors; no rows if the state never goes dense
+  UpdateBufferView<Compute> buffer;
+  Compute* sink = nullptr;                  ///< d_k numbers, as of the last compaction
+  const Compute* sink_direction = nullptr;  ///< d_v numbers
+  StateRecord* record = nullptr;
+
+  SINKSTATE_HOST_DEVICE bool dense() const { return record->dense != 0; }
+  /// Terms of the body; 0 while it is dense.
+  SINKSTATE_HOST_DEVICE Index rank() const { return dense() ? 0 : *factors.rank; }
+  SINKSTATE_HOST_DEVICE Index buffered() const { return *buffer.count; }
+  /// The buffer holds the tokens of one period: time to compact.
+  SINKSTATE_HOST_DEVICE bool due() const { return buffered() >= config.buffer; }
+  /// Upper bound of the Frobenius norm of what this state is away from the exact recurrence over the same tokens.
+  SINKSTATE_HOST_DEVICE Compute certificate() const { return buffer.certificates[buffered()]; }
+
+  StateBytes bytes() const { return bytes_at(config, rank(), dense()); }
+
+  /// What a state of this configuration occupies at a given rank or in dense form. The buffer counts at its capacity,
+  /// since that is what has to be kept ready.
+  static StateBytes bytes_at(const StateConfig& config, Index rank, bool dense) {
+    const auto numbers = [](Index count) {
+      return static_cast<std::size_t>(count) * sizeof(Compute);
+    };
+    const Index slots = config.buffer_capacity();
+    StateBytes bytes;
+    bytes.body = numbers(dense ? config.d_k * config.d_v : rank * (config.d_k + config.d_v + 1));
+    bytes.sink = numbers(Policy::Sink::present ? config.d_k : 0);
+    bytes.buffer_keys = numbers(slots * config.d_k);
+    bytes.buffer_corrections = numbers(slots * config.d_v);
+    bytes.log_decays = numbers(slots * Policy::Rule::log_decays(config.d_k));
+    bytes.bookkeeping = numbers(2 * (slots + 1)) + sizeof(StateRecord) + 2 * sizeof(std::int32_t);
+    return bytes;
+  }
+
+  static SinkStateView carve(Workspace& memory, const StateConfig& config,
+                             const Compute* sink_direction) {
+    constexpr bool low_rank = Policy::Compaction::low_rank;
+    SinkStateView view;
+    view.config = config;
+    const Index dense_rows = !low_rank || config.dense_fallback ? config.d_k : 0;
+    view.factors = LowRankFactorsView<Compute>::carve(memory, config.d_k, config.d_v,
+                                                      low_rank ? config.rank_capacity() : 0,
+                                                      dense_rows * config.d_v);
+    view.matrix = {view.factors.components, dense_rows, config.d_v, config.d_v};
+    view.buffer = UpdateBufferView<Compute>::carve(memory, config.d_k, config.d_v,
+                                                   Policy::Rule::log_decays(config.d_k),
+                                                   config.buffer_capacity());
+    view.sink = memory.take<Compute>(Policy::Sink::present ? config.d_k : 0);
+    view.sink_direction = sink_direction;
+    view.record = memory.take<StateRecord>(1);
+    return view;
+  }
+};
+
+namespace detail {
+
+/// The direction, or an `Error` when the policy's sink and the pointer do not fit together.
+template <class Policy>
+const typename Policy::Compute* check_sink_direction(const StateConfig& config,
+                                                     const typename Policy::Compute* direction) {
+  if (Policy::Sink::present != (direction != nullptr)) {
+    refuse("sink direction", Policy::Sink::present ? "d_v numbers (MeanValueSink)" : "none (NoSink)",
+           direction == nullptr ? "null" : "a pointer");
+  }
+  for (Index j = 0; Policy::Sink::present && j < config.d_v; ++j) {
+    if (!std::isfinite(direction[j])) {
+      refuse("sink direction", "finite numbers",
+             std::to_string(direction[j]) + " at " + std::to_string(j));
+    }
+  }
+  return direction;
+}
+
+}  // namespace detail
+
+/// Empties a state: what follows is bit-equal to a new one, whatever its memory held.
+template <class Policy>
+SINKSTATE_HOST_DEVICE void reset(SinkStateView<Policy> view) noexcept {
+  using T = typename Policy::Compute;
+  *view.record = StateRecord{};
+  *view.factors.rank = 0;
+  *view.buffer.count = 0;
+  view.buffer.certificates[0] = T(0);
+  view.buffer.masses[0] = T(0);
+  if constexpr (Policy::Sink::present) {
+    for (Index i = 0; i < view.config.d_k; ++i) view.sink[i] = T(0);
+  }
+  if constexpr (!Policy::Compaction::low_rank) {
+    view.record->dense = 1;
+    for (Index i = 0; i < view.config.d_k * view.config.d_v; ++i) view.matrix.data[i] = T(0);
+  }
+}
+
+/// Takes the last `tokens` buffered tokens back, in O(1). State, certificate and outputs are bit-equal to those before
+/// them. Tokens that a compaction has folded in stay.
+/// @returns nothing_to_roll_back for a negative number or more than are buffered
+template <class Policy>
+SINKSTATE_HOST_DEVICE Status roll_back(SinkStateView<Policy> view, Index tokens) noexcept {
+  if (tokens < 0 || tokens > view.buffered()) return Status::nothing_to_roll_back;
+  *view.buffer.count -= static_cast<std::int32_t>(tokens);
+  view.record->tokens -= tokens;
+  return Status::ok;
+}
+
+/// Bytes of a state's memory, for `make_view`.
+/// @throws Error for a configuration that cannot be used
+template <class Policy>
+std::size_t state_bytes(const StateConfig& config) {
+  Workspace count;
+  SinkStateView<Policy>::carve(count, config.checked(), nullptr);
+  return count.used();
+}
+
+/// A state in the caller's own memory, emptied.
+/// @param memory          `state_bytes<Policy>(config)` bytes, aligned to 64
+/// @param sink_direction  d_v finite numbers that outlive the view; null without a sink. Zeros mean no sink.
+/// @throws Error for an unusable configuration, memory too small or misaligned, or a direction missing or too many
+template <class Policy>
+SinkStateView<Policy> make_view(void* memory, std::size_t size, const StateConfig& config,
+                                const typename Policy::Compute* sink_direction = nullptr) {
+  const std::size_t wanted = state_bytes<Policy>(config);
+  if (size < wanted) {
+    detail::refuse("memory of a state", std::to_string(wanted) + " bytes", std::to_string(size));
+  }
+  const auto misalignment = reinterpret_cast<std::uintptr_t>(memory) % Workspace::alignment;
+  if (memory == nullptr || misalignment != 0) {
+    detail::refuse("memory of a state", "an address aligned to 64 bytes",
+                   memory == nullptr ? "null" : "one off by " + std::to_string(misalignment));
+  }
+  detail::check_sink_direction<Policy>(config, sink_direction);
+  Workspace workspace(memory, size);
+  const auto view = SinkStateView<Policy>::carve(workspace, config, sink_direction);
+  reset(view);
+  return view;
+}
+
+/// Owner of one state, empty at first. A copy is a snapshot: an equal state of its own.
+template <class Policy>
+class SinkState
+    : public Owner<SinkStateView<Policy>, StateConfig, const typename Policy::Compute*> {
+  using Base = Owner<SinkStateView<Policy>, StateConfig, const typename Policy::Compute*>;
+
+ public:
+  /// @param sink_direction  the head's mean value, d_v finite numbers, shared by all requests and therefore not copied:
+  ///                        it outlives the state. Null without a sink.
+  /// @throws Error for a configuration that cannot be used, or a direction that is missing, not finite, or not wanted
+  explicit SinkState(const StateConfig& config,
+                     const typename Policy::Compute* sink_direction = nullptr)
+      : Base(config.checked(), detail::check_sink_direction<Policy>(config, sink_direction)) {
+    reset(this->view());
+  }
+};
+
+SINKSTATE_NAMESPACE_END

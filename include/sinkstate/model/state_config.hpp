@@ -1,0 +1,68 @@
+/// @file
+/// What is chosen at run time about one state.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "../config.hpp"
+#include "../core/error.hpp"
+#include "../core/matrix_view.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// Sizes and limits of a state. The defaults are those of paper 1 for Gated DeltaNet.
+struct StateConfig {
+  Index d_k = 0;
+  Index d_v = 0;
+  /// Tokens between two compactions.
+  Index buffer = 8;
+  /// Further tokens that the buffer can hold while a draft is open.
+  Index draft = 0;
+  /// Terms weaker than epsilon times the strongest (or than the sink, if that is stronger) are dropped. 0 keeps all that
+  /// is above rounding. (FullSvd)
+  double epsilon = 1e-2;
+  /// Most terms kept; 0: as many as pay, or as the state can have when the dense fallback is off. (FullSvd)
+  Index rank_cap = 0;
+  /// A state that needs more terms than pay is kept dense, exactly. (FullSvd)
+  bool dense_fallback = true;
+  /// Compactions after which a dense state is tried in low-rank form again. (FullSvd)
+  Index dense_retry = 16;
+  /// Of the random sketch in that trial.
+  std::uint64_t seed = 0;
+
+  /// The largest rank whose terms are smaller than the dense matrix: r (d_k + d_v) < d_k d_v.
+  SINKSTATE_HOST_DEVICE constexpr Index paying_rank() const {
+    return (d_k * d_v - 1) / (d_k + d_v);
+  }
+  SINKSTATE_HOST_DEVICE constexpr Index full_rank() const { return d_k < d_v ? d_k : d_v; }
+  /// Terms for which there is room.
+  SINKSTATE_HOST_DEVICE constexpr Index rank_capacity() const {
+    const Index useful = dense_fallback ? paying_rank() : full_rank();
+    return rank_cap == 0 || rank_cap > useful ? useful : rank_cap;
+  }
+  SINKSTATE_HOST_DEVICE constexpr Index buffer_capacity() const { return buffer + draft; }
+
+  /// @returns *this
+  /// @throws Error naming the first field that cannot be used
+  const StateConfig& checked() const {
+    detail::at_least(1, "StateConfig::d_k", d_k);
+    detail::at_least(1, "StateConfig::d_v", d_v);
+    detail::at_least(1, "StateConfig::buffer", buffer);
+    detail::at_least(0, "StateConfig::draft", draft);
+    detail::at_least(0, "StateConfig::rank_cap", rank_cap);
+    detail::at_least(1, "StateConfig::dense_retry", dense_retry);
+    if (!(epsilon >= 0.0 && epsilon < 1.0)) {
+      detail::refuse("StateConfig::epsilon", "a number in [0, 1)", std::to_string(epsilon));
+    }
+    constexpr Index limit = Index{1} << 24;
+    if (d_k > limit || d_v > limit || buffer > limit || draft > limit) {
+      detail::refuse("a size in StateConfig", "at most 2^24",
+                     std::to_string(d_k) + " x " + std::to_string(d_v) + ", " +
+                         std::to_string(buffer) + " + " + std::to_string(draft) + " tokens");
+    }
+    return *this;
+  }
+};
+
+SINKSTATE_NAMESPACE_END

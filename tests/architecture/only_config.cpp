@@ -1,0 +1,1 @@
+#include <sinkstate/config.hpp>
