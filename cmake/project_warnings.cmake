@@ -7,5 +7,10 @@ target_compile_options(sinkstate_project_warnings INTERFACE
 
 add_library(sinkstate_project_options INTERFACE)
 target_link_libraries(sinkstate_project_options INTERFACE sinkstate_project_warnings)
-target_compile_options(sinkstate_project_options INTERFACE
-  $<$<BOOL:${SINKSTATE_NATIVE}>:-march=native>)
+if(SINKSTATE_NATIVE)
+  target_compile_options(sinkstate_project_options INTERFACE -march=native)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # g++ 12 warns of its own AVX-512 intrinsics.
+    target_compile_options(sinkstate_project_options INTERFACE -mno-avx512f)
+  endif()
+endif()

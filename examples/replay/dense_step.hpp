@@ -1,5 +1,6 @@
 /// @file
-/// The dense step that an engine runs today, as the yardstick for time: fp32, in place, vectorised by the compiler.
+/// The dense step that an engine runs today, as the yardstick for time: fp32, in place, vectorised
+/// by the compiler.
 #pragma once
 
 #include <cmath>
@@ -8,7 +9,8 @@
 
 namespace sinkstate::tools {
 
-/// S <- L S + k (b (v - theta S^T L k))^T and output = S^T q, two passes over S when the rule corrects, else one.
+/// S <- L S + k (b (v - theta S^T L k))^T and output = S^T q, two passes over S when the rule
+/// corrects, else one.
 template <class Rule>
 class DenseStep {
  public:
@@ -25,7 +27,8 @@ class DenseStep {
                   float write_strength, const float* query, float* output) {
     const auto decays = static_cast<std::ptrdiff_t>(Rule::log_decays(d_k_));
     for (std::ptrdiff_t i = 0; i < d_k_ && decays > 0; ++i) {
-      decay_[static_cast<std::size_t>(i)] = i == 0 || decays > 1 ? std::exp(log_decay[i]) : decay_[0];
+      decay_[static_cast<std::size_t>(i)] =
+          i == 0 || decays > 1 ? std::exp(log_decay[i]) : decay_[0];
     }
     float* const __restrict correction = correction_.data();
     float* const __restrict result = output;

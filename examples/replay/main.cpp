@@ -1,11 +1,20 @@
-// Replays traces of recurrent layers through a policy, beside the exact recurrence, and says what it costs.
+// Replays traces of recurrent layers through a policy, beside the exact recurrence, and says what
+// it costs.
 
 #include <CLI/CLI.hpp>
-#include <cmath>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "replay.hpp"
@@ -23,31 +32,82 @@ struct Arguments {
   std::string json;
 };
 
-/// Options of policies and features that later versions bring: known by name, so that nobody believes that they had an
-/// effect.
+/// Options of policies and features that later versions bring: known by name, so that nobody
+/// believes that they had an effect.
 struct Foreign {
   const char* name;
   const char* reason;
 };
 constexpr Foreign foreign[] = {
     {"--active", "belongs to the policy local-svd, which this version does not have"},
-    {"--rank", "belongs to the policy fixed-rank, which this version does not have (full-svd: "
-               "--rank-cap)"},
+    {"--rank",
+     "belongs to the policy fixed-rank, which this version does not have (full-svd: "
+     "--rank-cap)"},
     {"--rounding", "belongs to 16- and 8-bit storage; this version stores fp32"},
     {"--svg", "this version draws no figures"},
 };
+
+/// One line on stderr, whatever bytes a file name has.
+void say(std::string line) {
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  }
+  std::fprintf(stderr, "replay: %s\n", line.c_str());
+}
+
+void refuse_foreign(const CLI::App& app) {
+  for (const Foreign& option : foreign) {
+    if (app.count(option.name) > 0)
+      throw ToolError(std::string(option.name) + ": " + option.reason);
+  }
+}
+
+/// Text to whole numbers, strictly: CLI11 alone takes "" for 0, "010" for 8 and what is too large
+/// for the largest.
+template <class Number>
+CLI::Validator whole_number() {
+  return {[](std::string& text) -> std::string {
+            Number value{};
+            const char* const end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            if (error == std::errc::result_out_of_range) {
+              using Limits = std::numeric_limits<Number>;
+              return "wanted a number from " + std::to_string(Limits::min()) + " to " +
+                     std::to_string(Limits::max()) + ", given " + quote(text);
+            }
+            if (error != std::errc() || stop != end) {
+              return std::string("wanted a whole number") +
+                     (std::is_signed_v<Number> ? "" : " from 0") + ", given " + quote(text);
+            }
+            text = std::to_string(value);
+            return {};
+          },
+          ""};
+}
+
+/// For CLI11, an empty text is 0.
+std::string check_real_number(const std::string& text) {
+  char* end = nullptr;
+  std::strtod(text.c_str(), &end);
+  return !text.empty() && *end == '\0' ? std::string() : "wanted a number, given " + quote(text);
+}
 
 [[noreturn]] void refuse(const std::string& option, const std::string& wanted,
                          const std::string& given) {
   throw ToolError(option + ": wanted " + wanted + ", given " + given);
 }
 
+bool same_file(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code error;  // what cannot be looked at is refused when it is opened
+  const fs::path known_a = fs::weakly_canonical(fs::absolute(a), error);
+  const fs::path known_b = fs::weakly_canonical(fs::absolute(b), error);
+  return !known_a.empty() && known_a == known_b;
+}
+
 /// What was left after parsing by type: values and combinations without a meaning.
 void check(const CLI::App& app, const Arguments& arguments, const std::string& policy,
            const std::string& storage, const std::string& backend) {
-  for (const Foreign& option : foreign) {
-    if (app.count(option.name) > 0) throw ToolError(std::string(option.name) + ": " + option.reason);
-  }
   if (policy == "local-svd" || policy == "fixed-rank") {
     throw ToolError("--policy: this version does not have " + policy +
                     "; it has full-svd and dense-buffered");
@@ -66,7 +126,9 @@ void check(const CLI::App& app, const Arguments& arguments, const std::string& p
   }
   const ReplayOptions& replay = arguments.replay;
   if (!(replay.epsilon >= 0 && replay.epsilon < 1)) {
-    refuse("--epsilon", "a number in [0, 1)", std::to_string(replay.epsilon));
+    char given[32];
+    std::snprintf(given, sizeof given, "%g", replay.epsilon);
+    refuse("--epsilon", "a number in [0, 1)", given);
   }
   const auto at_least = [](const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
     if (given < least) refuse(option, "at least " + std::to_string(least), std::to_string(given));
@@ -79,6 +141,17 @@ void check(const CLI::App& app, const Arguments& arguments, const std::string& p
   if (!arguments.outputs.empty() && arguments.traces.size() != 1) {
     refuse("--outputs", "one trace", std::to_string(arguments.traces.size()));
   }
+  std::vector<std::string> files = arguments.traces;
+  for (const auto& [option, path] :
+       {std::pair("--outputs", arguments.outputs), std::pair("--json", arguments.json)}) {
+    if (app.count(option) == 0) continue;
+    if (path.empty()) refuse(option, "a path", "an empty one");
+    for (const std::string& other : files) {
+      if (same_file(path, other))
+        refuse(option, "a file of its own", "one that is named twice: " + path);
+    }
+    files.push_back(path);
+  }
 }
 
 void write_outputs(AtomicFile& file, const Trace& trace, const ReplayOutputs& outputs) {
@@ -86,23 +159,20 @@ void write_outputs(AtomicFile& file, const Trace& trace, const ReplayOutputs& ou
     return std::vector<std::size_t>{static_cast<std::size_t>(a), static_cast<std::size_t>(b),
                                     static_cast<std::size_t>(c)};
   };
-  write_safetensors(file, {{"format", "sinkstate-outputs-1"}},
-                    {{"output", FloatType::f32, shape(trace.tokens, trace.value_heads, trace.d_v),
-                      &outputs.output},
-                     {"state", FloatType::f32, shape(trace.value_heads, trace.d_k, trace.d_v),
-                      &outputs.state}});
+  write_safetensors(
+      file, {{"format", "sinkstate-outputs-1"}},
+      {{"output", FloatType::f32, shape(trace.tokens, trace.value_heads, trace.d_v),
+        &outputs.output},
+       {"state", FloatType::f32, shape(trace.value_heads, trace.d_k, trace.d_v), &outputs.state}});
 }
 
 int run(const Arguments& arguments) {
-  // Everything that can be refused is refused before the work begins, and files appear only when all of it is done.
+  // Everything that can be refused is refused before the work begins, and files appear only when
+  // all of it is done.
   std::vector<Trace> traces;
   std::ptrdiff_t work = 0;
   for (const std::string& path : arguments.traces) {
     traces.push_back(load_trace(path));
-    for (const std::string& name : traces.back().ignored) {
-      std::fprintf(stderr, "replay: note: %s: tensor %s is not part of a trace, ignored\n",
-                   path.c_str(), name.c_str());
-    }
     check_options(path, traces.back(), arguments.replay);
     work += traces.back().tokens * traces.back().value_heads;
   }
@@ -126,11 +196,20 @@ int run(const Arguments& arguments) {
   if (outputs_file) outputs_file->commit();
   if (json_file) json_file->commit();
   std::fputs(table(reports, arguments.replay).c_str(), stdout);
+  if (std::fflush(stdout) != 0) {
+    say("standard output: the table cannot be written");
+    return 1;
+  }
 
+  for (std::size_t i = 0; i < traces.size(); ++i) {
+    for (const std::string& name : traces[i].ignored) {
+      say("note: " + arguments.traces[i] + ": tensor " + quote(name) +
+          " is not part of a trace, ignored");
+    }
+  }
   for (const TraceReport& report : reports) {
     if (!report.total.certificate_holds) {
-      std::fprintf(stderr, "replay: %s: an error certificate was below the true error: please report this\n",
-                   report.trace.c_str());
+      say(report.trace + ": an error certificate was below the true error: please report this");
       return 1;
     }
   }
@@ -149,44 +228,62 @@ int main(int argc, char** argv) {
   bool no_dense_fallback = false;
   std::string unused;
 
-  CLI::App app{"Replays traces of linear-attention layers through a sinkstate policy, beside the exact fp64 "
-               "recurrence. docs/traces.md describes the files."};
-  app.option_defaults()->always_capture_default();
+  CLI::App app{
+      "Replays traces of linear-attention layers through a sinkstate policy, beside the exact fp64 "
+      "recurrence. docs/traces.md describes the files."};
   app.add_option("trace", arguments.traces, "trace files (safetensors, format sinkstate-trace-1)")
       ->required();
+  app.option_defaults()->always_capture_default();
   app.add_option("--policy", policy, "full-svd or dense-buffered");
   app.add_option("--epsilon", replay.epsilon,
-                 "terms below this share of the strongest are dropped (full-svd)");
-  app.add_option("--buffer", replay.buffer, "tokens between two compactions");
+                 "terms below this share of the strongest are dropped (full-svd)")
+      ->check(check_real_number);
+  app.add_option("--buffer", replay.buffer, "tokens between two compactions")
+      ->transform(whole_number<std::ptrdiff_t>());
   app.add_option("--rank-cap", replay.rank_cap,
-                 "most terms; beyond them a state goes dense (full-svd; default: as many as pay)");
+                 "most terms; beyond them a state goes dense (full-svd; default: as many as pay)")
+      ->transform(whole_number<std::ptrdiff_t>());
   app.add_flag("--no-dense-fallback", no_dense_fallback,
                "never go dense: keep up to min(d_k, d_v) terms (full-svd)");
   app.add_flag("--sink", replay.sink, "keep the part along the trace's sink_direction apart");
-  app.add_option("--prefill", replay.prefill, "tokens that run dense and are then compressed");
-  app.add_option("--seed", replay.seed, "of the randomized SVD (full-svd)");
-  app.add_option("--threads", replay.threads, "heads replayed at a time");
+  app.add_option("--prefill", replay.prefill, "tokens that run dense and are then compressed")
+      ->transform(whole_number<std::ptrdiff_t>());
+  app.add_option("--seed", replay.seed, "of the randomized SVD (full-svd)")
+      ->transform(whole_number<std::uint64_t>());
+  app.add_option("--threads", replay.threads, "heads replayed at a time")
+      ->transform(whole_number<int>());
   app.add_option("--outputs", arguments.outputs,
                  "write outputs and final states here (safetensors; one trace)");
   app.add_option("--json", arguments.json, "write the report here");
   app.add_option("--storage", storage, "of the factors: fp32");
   app.add_option("--backend", backend, "host");
-  for (const Foreign& option : foreign) app.add_option(option.name, unused)->group("");
+  for (const Foreign& option : foreign) {
+    app.add_option(option.name, unused)
+        ->group("")
+        ->expected(0, 1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    std::fprintf(stderr, "replay: %s (see --help)\n", error.what());
+    try {
+      refuse_foreign(app);
+      say(std::string(error.what()) + " (see --help)");
+    } catch (const ToolError& known) {
+      say(known.what());
+    }
     return 2;
   }
   try {
+    refuse_foreign(app);
     check(app, arguments, policy, storage, backend);
     replay.compaction = policy == "full-svd" ? Compaction::full_svd : Compaction::dense_buffered;
     replay.dense_fallback = !no_dense_fallback;
     return run(arguments);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "replay: %s\n", error.what());
+    say(error.what());
     return 2;
   }
 }

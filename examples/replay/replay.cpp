@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <sinkstate/sinkstate.hpp>
+#include <system_error>
 #include <thread>
 
 #include "dense_step.hpp"
@@ -40,7 +41,9 @@ struct HeadResult {
   Sums sums;
 };
 
-double ratio(double part, double whole) { return whole > 0 ? part / whole : part > 0 ? INFINITY : 0; }
+double ratio(double part, double whole) {
+  return whole > 0 ? part / whole : part > 0 ? INFINITY : 0;
+}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -69,14 +72,14 @@ class HeadReplay {
         outputs_(outputs),
         progress_(progress),
         config_(config()),
-        state_(config_, Policy::Sink::present ? trace.sink_direction.data() + head * trace.d_v
-                                              : nullptr),
+        state_(config_,
+               Policy::Sink::present ? trace.sink_direction.data() + head * trace.d_v : nullptr),
         team_(workspace_bytes<Policy>(config_)),
-        exact_(oracle::RuleTraits{Policy::Rule::corrects,
-                                  Policy::Rule::decay == Decay::per_channel
-                                      ? oracle::RuleTraits::Decay::per_channel
-                                      : oracle::RuleTraits::Decay::scalar},
-               static_cast<int>(trace.d_k), static_cast<int>(trace.d_v)) {}
+        exact_(
+            oracle::RuleTraits{Policy::Rule::corrects, Policy::Rule::decay == Decay::per_channel
+                                                           ? oracle::RuleTraits::Decay::per_channel
+                                                           : oracle::RuleTraits::Decay::scalar},
+            static_cast<int>(trace.d_k), static_cast<int>(trace.d_v)) {}
 
   HeadResult run() {
     result_.figures.bytes_dense = 4.0 * static_cast<double>(trace_.d_k * trace_.d_v);
@@ -139,19 +142,22 @@ class HeadReplay {
 
     const std::vector<double>& exact = exact_.state();
     const std::vector<float> dense(exact.begin(), exact.end());
-    // The library sees the rounded matrix; the certificate starts with how far that is from the exact one.
+    // The library sees the rounded matrix; the certificate starts with how far that is from the
+    // exact one.
     double rounding = 0;
     for (std::size_t i = 0; i < exact.size(); ++i) rounding += square(exact[i] - double{dense[i]});
     RandomizedSvd method;
     method.seed = options_.seed;
-    require_ok(initialize(team_, state_.view(),
-                          MatrixView<const float>{dense.data(), trace_.d_k, trace_.d_v, trace_.d_v},
-                          method, std::nextafter(static_cast<float>(std::sqrt(rounding)), INFINITY)),
-               name_, head_, options_.prefill);
+    require_ok(
+        initialize(team_, state_.view(),
+                   MatrixView<const float>{dense.data(), trace_.d_k, trace_.d_v, trace_.d_v},
+                   method, std::nextafter(static_cast<float>(std::sqrt(rounding)), INFINITY)),
+        name_, head_, options_.prefill);
     check_state();
   }
 
-  /// The tokens between two compactions, and the one after them. Only library calls are inside the timed stretches.
+  /// The tokens between two compactions, and the one after them. Only library calls are inside the
+  /// timed stretches.
   void window(std::ptrdiff_t first, std::ptrdiff_t count) {
     const auto view = state_.view();
     std::vector<float> outputs(size(count * trace_.d_v));
@@ -259,7 +265,8 @@ class HeadReplay {
     figures.ns_per_token_compaction = compaction_ns_ / tokens;
   }
 
-  /// A trace that carries its exact final state must agree with the recurrence, or something was captured wrongly.
+  /// A trace that carries its exact final state must agree with the recurrence, or something was
+  /// captured wrongly.
   void check_state_end(double norm) const {
     if (trace_.state_end.empty()) return;
     const float* const end = trace_.state_end.data() + head_ * trace_.d_k * trace_.d_v;
@@ -302,7 +309,7 @@ class HeadReplay {
   oracle::DenseRecurrence<double> exact_;
   std::vector<float> dense_;
   HeadResult result_;
-  double worst_ = 0;
+  double worst_ = -1;  // below any error, so that the first token is the worst until another one is
   double step_ns_ = 0;
   double compaction_ns_ = 0;
 };
@@ -328,8 +335,9 @@ ReplayHead choose_sink(bool sink) {
 
 template <class RuleTag>
 ReplayHead choose_compaction(const ReplayOptions& options) {
-  return options.compaction == Compaction::full_svd ? choose_sink<RuleTag, FullSvd>(options.sink)
-                                                    : choose_sink<RuleTag, DenseBuffered>(options.sink);
+  return options.compaction == Compaction::full_svd
+             ? choose_sink<RuleTag, FullSvd>(options.sink)
+             : choose_sink<RuleTag, DenseBuffered>(options.sink);
 }
 
 ReplayHead choose(Rule rule, const ReplayOptions& options) {
@@ -435,13 +443,18 @@ TraceReport replay(const std::string& name, const Trace& trace, const ReplayOpti
   };
   std::vector<std::thread> threads;
   const auto helpers = std::min<std::ptrdiff_t>(options.threads, trace.value_heads) - 1;
-  for (std::ptrdiff_t i = 0; i < helpers; ++i) threads.emplace_back(work);
+  try {
+    for (std::ptrdiff_t i = 0; i < helpers; ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // The system has no more threads: those that there are, and this one, do the work.
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 
-  TraceReport report{name,         to_string(trace.rule), trace.tokens,
-                     trace.value_heads, trace.d_k,        trace.d_v,
+  TraceReport report{name,           to_string(trace.rule),
+                     trace.tokens,   trace.value_heads,
+                     trace.d_k,      trace.d_v,
                      combine(heads), {}};
   for (HeadResult& head : heads) report.per_head.push_back(std::move(head.figures));
   return report;

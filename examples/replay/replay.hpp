@@ -30,16 +30,16 @@ struct ReplayOptions {
 
 /// Figures of one value head, or of all heads of a trace together.
 ///
-/// Norms of several heads add as squares, bytes add, ranks and times are means over heads; the worst output is the worst
-/// of all. A dense body counts as rank min(d_k, d_v).
+/// Norms of several heads add as squares, bytes add, ranks and times are means over heads; the
+/// worst output is the worst of all. A dense body counts as rank min(d_k, d_v).
 struct ReplayFigures {
   double output_error_rms = 0;    // RMS over tokens of |o~ - o|, over RMS of |o|
   double output_error_worst = 0;  // largest |o~ - o| of a token, over RMS of |o|
   std::ptrdiff_t output_error_worst_token = 0;
-  double state_error_rel = 0;  // |S~ - S|_F / |S|_F after the last token
-  double state_error_abs = 0;  // |S~ - S|_F
-  double certificate = 0;      // the state's own bound of it
-  bool certificate_holds = true;    // after every compaction and at the end
+  double state_error_rel = 0;        // |S~ - S|_F / |S|_F after the last token
+  double state_error_abs = 0;        // |S~ - S|_F
+  double certificate = 0;            // the state's own bound of it
+  bool certificate_holds = true;     // after every compaction and at the end
   double certificate_looseness = 0;  // median of bound over error, at the same moments
   double rank_mean = 0;
   std::ptrdiff_t rank_peak = 0;
@@ -80,13 +80,14 @@ struct ReplayOutputs {
 /// @throws ToolError
 void check_options(const std::string& name, const Trace& trace, const ReplayOptions& options);
 
-/// Replays every value head of a trace, `options.threads` at a time. All figures but the times depend on the arguments
-/// alone, to the bit.
+/// Replays every value head of a trace, `options.threads` at a time. All figures but the times
+/// depend on the arguments alone, to the bit.
 ///
 /// @param name      of the trace, for the report and for errors
 /// @param outputs   filled if not null
 /// @param progress  called now and then, from any thread, with the tokens done since the last call
-/// @throws ToolError when the options do not fit the trace, or the trace contradicts itself (`state_end`)
+/// @throws ToolError when the options do not fit the trace, or the trace contradicts itself
+/// (`state_end`)
 TraceReport replay(const std::string& name, const Trace& trace, const ReplayOptions& options,
                    ReplayOutputs* outputs, const std::function<void(std::ptrdiff_t)>& progress);
 

@@ -101,13 +101,14 @@ std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& o
                           {"total", to_json(report.total)},
                           {"per_head", heads}});
   }
-  return Json{{"traces", traces}}.dump(2) + "\n";
+  // A path may be any bytes. Of a number that is not finite, JSON says null.
+  return Json{{"traces", traces}}.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
   std::vector<std::vector<std::string>> rows{{"trace", "head", "rank", "bytes", "dense",
-                                              "output error", "worst", "state error",
-                                              "certificate", "ns dense", "ns step + compact"}};
+                                              "output error", "worst", "state error", "certificate",
+                                              "ns dense", "ns step + compact"}};
   for (const TraceReport& report : reports) {
     const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
     const std::string name = stem.substr(0, stem.find_last_of('.'));
@@ -139,12 +140,14 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
     text += "\n";
   }
   text +=
-      "\nrank: stored terms, mean / peak over the tokens; bytes: against a dense fp32 state, mean / "
+      "\nrank: stored terms, mean / peak over the tokens; bytes: against a dense fp32 state, mean "
+      "/ "
       "peak;\n"
       "dense: share of tokens with a dense body; output error: RMS and worst token, over the RMS "
       "output;\n"
       "certificate: the state's own bound of its error, and the median of bound over error;\n"
-      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, so in cache.\n";
+      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, so in "
+      "cache.\n";
   return text;
 }
 

@@ -84,13 +84,12 @@ void read_sizes(const SafetensorsFile& file, Trace& trace) {
   }
 }
 
-void require_shapes(const SafetensorsFile& file, Trace& trace,
-                    const std::vector<Field>& fields) {
+void require_shapes(const SafetensorsFile& file, Trace& trace, const std::vector<Field>& fields) {
   for (const auto& entry : file.tensors()) {
     const std::string& name = entry.first;
     const TensorInfo& tensor = entry.second;
-    const auto known = std::find_if(fields.begin(), fields.end(),
-                                    [&](const Field& f) { return name == f.name; });
+    const auto known =
+        std::find_if(fields.begin(), fields.end(), [&](const Field& f) { return name == f.name; });
     if (known == fields.end()) {
       trace.ignored.push_back(name);
       continue;

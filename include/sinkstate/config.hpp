@@ -1,8 +1,10 @@
 /// @file
-/// Every macro of the library, and the inline namespace that keeps two versions apart in one program.
+/// Every macro of the library, and the inline namespace that keeps two versions apart in one
+/// program.
 #pragma once
 
-// A NaN test, a signed zero and -inf as a log decay are part of the contracts; -ffast-math removes all three.
+// A NaN test, a signed zero and -inf as a log decay are part of the contracts; -ffast-math removes
+// all three.
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "sinkstate relies on NaN, infinities and IEEE rounding: do not compile it with -ffast-math"
 #endif

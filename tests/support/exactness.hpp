@@ -1,14 +1,17 @@
-// How far a state with nothing truncated is from the oracle, against what is allowed.
+// How far a state with nothing truncated is from the oracle, against what is allowed; the checks are
+// the same in both precisions.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "oracles/dense_recurrence.hpp"
 #include "oracles/norms.hpp"
+#include "support/catch.hpp"
 #include "support/state_runner.hpp"
 #include "support/streams.hpp"
 
@@ -92,6 +95,161 @@ Deviation deviation(const Stream& stream, const StateConfig& config, double mult
     if ((t - first) % stride == 0 || t + 1 == last) compare_states(t);
   }
   return worst;
+}
+
+// ---- Checks ----------------------------------------------------------------------------------
+
+inline constexpr int exactness_tokens = 512;
+inline constexpr double without_compaction = 3;
+inline constexpr double with_compaction = 6;
+
+struct Shape {
+  int d_k;
+  int d_v;
+};
+
+// Nothing truncated; the cap is the rank that a state can have, or what pays before it goes dense.
+inline StateConfig untruncated(Shape shape, int buffer, bool dense_fallback) {
+  StateConfig config;
+  config.d_k = shape.d_k;
+  config.d_v = shape.d_v;
+  config.buffer = buffer;
+  config.epsilon = 0;
+  config.dense_fallback = dense_fallback;
+  return config;
+}
+
+template <class P>
+void report_margin(const Deviation& worst, const std::string& how) {
+  static std::FILE* f = std::getenv("MARGINS") ? std::fopen(std::getenv("MARGINS"), "a") : nullptr;
+  if (f) std::fprintf(f, "%.4f %.4f | %s | %s\n", worst.state.ratio(), worst.output.ratio(), policy_name<P>().c_str(), how.c_str()), std::fflush(f);
+}  // REMOVE
+
+template <class P>
+void check_deviation(const Stream& stream, const Deviation& worst, const std::string& how) {
+  INFO(policy_name<P>() << ", " << how << "; " << describe(stream));
+  {
+    INFO("state: " << worst.state.where());
+    CHECK(worst.state.ratio() <= 1);
+  }
+  {
+    INFO("output: " << worst.output.where());
+    CHECK(worst.output.ratio() <= 1);
+  }
+  report_margin<P>(worst, how);
+}
+
+// Windows of 64 tokens, each from a fresh state and never compacted.
+template <class P>
+void check_uncompacted(const Stream& stream, bool dense_fallback) {
+  constexpr int window = 64;
+  // One slot more than tokens: the buffer is never due.
+  const StateConfig config = untruncated({stream.d_k, stream.d_v}, window + 1, dense_fallback);
+  Deviation worst;
+  for (int first = 0; first < stream.tokens; first += window) {
+    worst.include(deviation<P>(stream, config, without_compaction, first,
+                               std::min(first + window, stream.tokens)));
+  }
+  check_deviation<P>(stream, worst, "without compaction");
+}
+
+template <class P>
+void check_compacted(const Stream& stream, bool dense_fallback) {
+  const StateConfig config = untruncated({stream.d_k, stream.d_v}, 8, dense_fallback);
+  check_deviation<P>(stream, deviation<P>(stream, config, with_compaction, 0, stream.tokens),
+                     dense_fallback ? "compacted, dense fallback" : "compacted");
+}
+
+// FullSvd goes dense or does not; for DenseBuffered the fallback means nothing.
+template <class P, class Check>
+void with_and_without_fallback(const Check& check) {
+  if (P::Compaction::low_rank) check(false);
+  check(true);
+}
+
+// Every scenario meets every rule, compaction and sink; shapes rotate.
+template <class Rule, class Precision>
+void check_every_scenario(std::uint64_t rule_number) {
+  const Shape shapes[] = {{1, 5}, {5, 1}, {5, 80}, {96, 5}, {24, 16}, {128, 5}, {5, 256}, {80, 1}};
+  const std::uint64_t runs = static_cast<std::uint64_t>(scenarios) *
+                             static_cast<std::uint64_t>(test_scale());
+  for (std::uint64_t run = 0; run < runs; ++run) {
+    const Shape shape = shapes[(3 * run + rule_number) % std::size(shapes)];
+    const int scenario = static_cast<int>(run % scenarios);
+    const Stream stream = scenario_stream(scenario, traits_of<Rule>, shape.d_k, shape.d_v,
+                                          exactness_tokens, derived_seed(test_seed(), run));
+    INFO(scenario_name(scenario));
+    for_each_policy<Rule, Precision>([&](auto tag) {
+      using P = typename decltype(tag)::type;
+      check_uncompacted<P>(stream, true);
+      with_and_without_fallback<P>([&](bool fallback) { check_compacted<P>(stream, fallback); });
+    });
+  }
+}
+
+// Shapes of real heads; one run of each policy, the shape, scenario and fallback rotate.
+template <class Rule, class Precision>
+void check_large_shapes(std::uint64_t rule_number) {
+  const Shape shapes[] = {{96, 80}, {80, 128}, {128, 96}, {256, 80}};
+  std::uint64_t run = rule_number;
+  for_each_policy<Rule, Precision>([&](auto tag) {
+    using P = typename decltype(tag)::type;
+    const Shape shape = shapes[run % std::size(shapes)];
+    const int scenario = static_cast<int>(5 * run % scenarios);
+    const Stream stream = scenario_stream(scenario, traits_of<Rule>, shape.d_k, shape.d_v,
+                                          exactness_tokens, derived_seed(test_seed(), 100 + run));
+    INFO(scenario_name(scenario));
+    check_uncompacted<P>(stream, true);
+    check_compacted<P>(stream, run % 3 == 0);
+    ++run;
+  });
+}
+
+// A dense state of the given rank with entries near 1.
+inline std::vector<float> initial_state(Shape shape, int rank, std::uint64_t seed) {
+  Random random(seed);
+  const auto d_k = static_cast<std::size_t>(shape.d_k), d_v = static_cast<std::size_t>(shape.d_v);
+  std::vector<double> dense(d_k * d_v, 0.0);
+  for (int r = 0; r < rank; ++r) {
+    const std::vector<double> key = random.normals(shape.d_k, 1);
+    const std::vector<double> value = random.normals(shape.d_v, std::pow(0.8, r));
+    for (std::size_t i = 0; i < d_k; ++i) {
+      for (std::size_t j = 0; j < d_v; ++j) dense[i * d_v + j] += key[i] * value[j];
+    }
+  }
+  return {dense.begin(), dense.end()};
+}
+
+template <class Rule, class Precision>
+void check_given_initial_state(std::uint64_t rule_number) {
+  const Shape shapes[] = {{5, 80}, {24, 16}, {80, 96}};
+  std::uint64_t run = 200 + rule_number;
+  for (const Shape shape : shapes) {
+    const int full = std::min(shape.d_k, shape.d_v);
+    for (const int rank : {0, 3, full}) {
+      const std::uint64_t seed = derived_seed(test_seed(), run++);
+      const int tokens = full > 64 ? 64 : exactness_tokens;
+      const Stream stream = realistic(traits_of<Rule>, shape.d_k, shape.d_v, tokens, seed);
+      const std::vector<float> initial = initial_state(shape, rank, seed);
+      INFO("initial state of rank " << rank);
+      for_each_policy<Rule, Precision>([&](auto tag) {
+        using P = typename decltype(tag)::type;
+        with_and_without_fallback<P>([&](bool fallback) {
+          const StateConfig config = untruncated(shape, 8, fallback);
+          check_deviation<P>(
+              stream,
+              deviation<P>(stream, config, with_compaction, 0, tokens, initial, ExactSvd{}),
+              "from ExactSvd");
+          RandomizedSvd randomized;
+          randomized.seed = seed;
+          check_deviation<P>(
+              stream,
+              deviation<P>(stream, config, with_compaction, 0, tokens, initial, randomized),
+              "from RandomizedSvd");
+        });
+      });
+    }
+  }
 }
 
 }  // namespace sinkstate::testing

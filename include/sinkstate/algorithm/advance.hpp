@@ -49,19 +49,24 @@ SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Po
   const T log_decay = largest_log_decay<Rule>(config.d_k, token.log_decay);
   const T decay = team.exp_decay(log_decay);
   const T key_norm = team.norm(config.d_k, token.key);
-  const T term = round_up(key_norm * team.norm(config.d_v, correction));
+  const T term = round_up(bound_product(key_norm, team.norm(config.d_v, correction)));
   const T strength = std::abs(token.write_strength);
 
-  // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) < 0.74 exp(-g / 2).
+  // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) <
+  // 0.74 exp(-g / 2).
   const T mass = bound_product(team.exp_decay(log_decay / 2), state.buffer.masses[buffered]);
   T growth = decay;
   T rounding = 2 * unit_roundoff<T> * term;
   if constexpr (Rule::corrects) {
-    const T reflection = std::abs(T(1) - token.write_strength * key_norm * key_norm);
+    // Cancellation doubles the rounding error of |k|^2.
+    const T product = bound_product(token.write_strength, key_norm * key_norm);
+    const T reflection =
+        std::abs(T(1) - product) +
+        static_cast<T>(dot_roundoffs(config.d_k) + 6.0) * unit_roundoff<T> * std::abs(product);
     if (reflection > T(1)) growth = bound_product(decay, reflection);
     const Index terms = (state.dense() ? config.d_k : state.rank()) + buffered + 1;
     const T roundoffs = static_cast<T>(read_roundoffs(config.d_k, terms, buffered));
-    rounding += bound_product(strength * key_norm * key_norm,
+    rounding += bound_product(bound_product(strength, key_norm * key_norm),
                               unit_roundoff<T> * roundoffs * mass);
   }
   state.buffer.certificates[buffered + 1] =
@@ -70,9 +75,12 @@ SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Po
 }
 
 /// Checks, computes and buffers one token; reads the output too when `query` is not null.
-template <class Team, class Policy, class T = typename Policy::Compute>
+template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& state,
-                                          const Token<T>& token, const T* query, T* output) {
+                                          const Token<typename Policy::Compute>& token,
+                                          const typename Policy::Compute* query,
+                                          typename Policy::Compute* output) {
+  using T = typename Policy::Compute;
   using Rule = typename Policy::Rule;
   const StateConfig& config = state.config;
   Workspace memory = team.workspace();
@@ -124,11 +132,11 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
 }
 
 /// All of the tokens or none.
-template <class Team, class Policy, class T = typename Policy::Compute>
-SINKSTATE_HOST_DEVICE Status buffer_tokens(Team& team, SinkStateView<Policy>& state,
-                                           const Tokens<T>& tokens,
-                                           const MatrixView<const T>* queries,
-                                           const MatrixView<T>* outputs) {
+template <class Team, class Policy>
+SINKSTATE_HOST_DEVICE Status buffer_tokens(
+    Team& team, SinkStateView<Policy>& state, const Tokens<typename Policy::Compute>& tokens,
+    const MatrixView<const typename Policy::Compute>* queries,
+    const MatrixView<typename Policy::Compute>* outputs) {
   if (state.buffered() + tokens.count() > state.buffer.capacity()) return Status::buffer_full;
   // Outputs are written token by token, so every input is checked before the first.
   for (Index t = 0; t < tokens.count(); ++t) {
@@ -157,8 +165,9 @@ SINKSTATE_HOST_DEVICE Status buffer_tokens(Team& team, SinkStateView<Policy>& st
 /// @param query   d_k numbers
 /// @param output  d_v numbers; may be any of the inputs; written only when the result is ok
 /// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small
-/// Exact up to rounding (docs/mathematics.md, equation (2)). Allocates nothing; O((d_k + d_v) (rank + buffered)), dense
-/// O(d_k d_v). The result depends on the state and the arguments alone, to the bit.
+/// Exact up to rounding (docs/mathematics.md, equation (2)). Allocates nothing; O((d_k + d_v) (rank
+/// + buffered)), dense O(d_k d_v). The result depends on the state and the arguments alone, to the
+/// bit.
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
                                   const Token<typename Policy::Compute>& token,
@@ -171,13 +180,15 @@ SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
                                      const Token<typename Policy::Compute>& token) noexcept {
-  return detail::buffer_token<Team, Policy>(team, state, token, nullptr, nullptr);
+  return detail::buffer_token(team, state, token, nullptr, nullptr);
 }
 
-/// `step` for consecutive tokens, bit-equal to one at a time. All are applied or, unless the result is ok, none.
+/// `step` for consecutive tokens, bit-equal to one at a time. All are applied or, unless the result
+/// is ok, none.
 ///
 /// @param queries  count x d_k
-/// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it have been written.
+/// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it
+/// have been written.
 /// @returns as `step`; buffer_full when not all of them fit
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
@@ -191,7 +202,7 @@ SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
                                      const Tokens<typename Policy::Compute>& tokens) noexcept {
-  return detail::buffer_tokens<Team, Policy>(team, state, tokens, nullptr, nullptr);
+  return detail::buffer_tokens(team, state, tokens, nullptr, nullptr);
 }
 
 SINKSTATE_NAMESPACE_END

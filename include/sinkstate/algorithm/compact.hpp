@@ -13,6 +13,7 @@
 #include "materialize.hpp"
 #include "randomized_svd.hpp"
 #include "recompress.hpp"
+#include "scaling.hpp"
 #include "terms.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -29,18 +30,6 @@ struct CompactionReport {
 
 namespace detail {
 
-/// The norm of the sink term, |a| |direction|.
-template <class Policy, class Team, class T = typename Policy::Compute>
-SINKSTATE_HOST_DEVICE T sink_strength(Team& team, const SinkStateView<Policy>& state,
-                                      const T* coefficients) {
-  if constexpr (Policy::Sink::present) {
-    return bound_product(team.norm(state.config.d_k, coefficients),
-                         team.norm(state.config.d_v, state.sink_direction));
-  } else {
-    return T(0);
-  }
-}
-
 /// Empties the buffer behind a body and sink that are new.
 /// @param error  certificate of the new state
 template <class Policy, class T = typename Policy::Compute>
@@ -52,7 +41,8 @@ SINKSTATE_HOST_DEVICE void commit(const SinkStateView<Policy>& state, T error, T
 
 /// Writes the strongest terms of a decomposition as the body, as many as the configuration wants.
 /// @param sink      strength of the sink, to which epsilon is relative as well
-/// @returns false, and nothing is written, when the terms wanted are more than `most` and `may_refuse`
+/// @returns false, and nothing is written, when the terms wanted are more than `most` and
+/// `may_refuse`
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
                                           const Decomposition<T>& terms, T sink, Index most,
@@ -69,7 +59,9 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   }
   state.record->dense = 0;
   report.rank_after = rank;
-  report.dropped = static_cast<double>(terms.norm_from(rank));
+  report.dropped = static_cast<double>(terms.norm_from(rank)) *
+                   (1.0 + unit_roundoff<T> * tail_roundoffs(state.config.d_k, state.config.d_v,
+                                                            terms.value_basis.rows, terms.sweeps));
   report.sweeps = terms.sweeps;
   report.capped = wanted > rank;
   report.dense = false;
@@ -119,7 +111,8 @@ struct DenseSvdScratch {
   }
 };
 
-/// Terms with which a dense body returns to low-rank form: below the capacity, so that it does not go back at once.
+/// Terms with which a dense body returns to low-rank form: below the capacity, so that it does not
+/// go back at once.
 SINKSTATE_HOST_DEVICE constexpr Index returning_rank(const StateConfig& config) {
   return config.rank_capacity() * 3 / 4;
 }
@@ -135,32 +128,11 @@ struct CompactScratch {
   SINKSTATE_HOST_DEVICE CompactScratch(const StateConfig& config, Workspace& memory)
       : terms(config, memory) {
     if (!Policy::Compaction::low_rank || config.dense_fallback) {
-      dense = DenseSvdScratch<T>::carve(memory, config, returning_rank(config),
-                                        RandomizedSvd{}.block);
+      dense =
+          DenseSvdScratch<T>::carve(memory, config, returning_rank(config), RandomizedSvd{}.block);
     }
   }
 };
-
-/// Scales a matrix by a power of two to a largest magnitude in [1, 2).
-/// @returns the scale that undoes it, 1 for a zero matrix
-template <class Team, class T>
-SINKSTATE_HOST_DEVICE T normalize_matrix(Team& team, const MatrixView<T>& matrix) {
-  T largest = T(0);
-  for (Index i = 0; i < matrix.rows; ++i) {
-    const T magnitude = team.max_abs(matrix.cols, matrix.row(i));
-    if (magnitude > largest) largest = magnitude;
-  }
-  if (!(largest > T(0))) return T(1);
-  int exponent = 0;
-  std::frexp(largest, &exponent);
-  --exponent;
-  for (Index i = 0; i < matrix.rows; ++i) {
-    T* const row = matrix.row(i);
-    team.scale(matrix.cols, std::ldexp(T(1), -exponent / 2), row, row);
-    team.scale(matrix.cols, std::ldexp(T(1), -exponent + exponent / 2), row, row);
-  }
-  return std::ldexp(T(1), exponent);
-}
 
 /// |content - body|_F, computed: docs/numerics.md, (N9). Overwrites `content`.
 /// @param scale  the power of two by which `content` was divided
@@ -175,12 +147,15 @@ SINKSTATE_HOST_DEVICE T residual_norm(Team& team, const SinkStateView<Policy>& s
     team.add_combination(state.factors.values(), coefficients, content.row(i));
     norm = std::hypot(norm, team.norm(content.cols, content.row(i)));
   }
-  return norm * scale;
+  // (N9) Joining the rows is one operation a row.
+  const double roundoffs = 2.0 * static_cast<double>(content.rows) + dot_roundoffs(content.cols);
+  return norm * scale * (T(1) + unit_roundoff<T> * static_cast<T>(roundoffs));
 }
 
 /// The terms of a content: all of them ...
 template <class Team, class T>
-SINKSTATE_HOST_DEVICE bool list_terms(Team& team, ExactSvd, T, T, Index, DenseSvdScratch<T>& scratch) {
+SINKSTATE_HOST_DEVICE bool list_terms(Team& team, ExactSvd, T, T, Index,
+                                      DenseSvdScratch<T>& scratch) {
   TermList<T>& list = scratch.list;
   list.count = scratch.content.rows;
   for (Index i = 0; i < list.count; ++i) {
@@ -210,8 +185,8 @@ SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy
                                           const Method& method, T scale, T sink, Index most,
                                           bool may_refuse, DenseSvdScratch<T>& scratch,
                                           CompactionReport& report) {
-  const bool complete = list_terms(team, method, static_cast<T>(state.config.epsilon),
-                                   sink / scale, most, scratch);
+  const bool complete =
+      list_terms(team, method, static_cast<T>(state.config.epsilon), sink / scale, most, scratch);
   if (!complete && may_refuse) return false;
   for (Index i = 0; i < scratch.list.count; ++i) scratch.list.weights[i] = scale;
   const Decomposition<T> terms = decompose(team, scratch.list);
@@ -224,13 +199,15 @@ SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy
 
 }  // namespace detail
 
-/// Folds the buffered tokens into the body and truncates by the policy: docs/mathematics.md, section 4.
+/// Folds the buffered tokens into the body and truncates by the policy: docs/mathematics.md,
+/// section 4.
 ///
-/// FullSvd keeps the terms of the singular value decomposition that are at least epsilon times the strongest (or the
-/// sink); what is dropped has spectral norm at most that. If more terms are wanted than `rank_capacity()`, the body goes
-/// dense, exactly, or without `dense_fallback` loses its weakest terms. A dense body is tried in low-rank form again
-/// every `dense_retry` compactions and returns when three quarters of the capacity suffice. DenseBuffered adds the
-/// buffer to the matrix.
+/// FullSvd keeps the terms of the singular value decomposition that are at least epsilon times the
+/// strongest (or the sink); what is dropped has spectral norm at most that. If more terms are
+/// wanted than `rank_capacity()`, the body goes dense, exactly, or without `dense_fallback` loses
+/// its weakest terms. A dense body is tried in low-rank form again every `dense_retry` compactions
+/// and returns when three quarters of the capacity suffice. DenseBuffered adds the buffer to the
+/// matrix.
 ///
 /// @param report  if not null, what was done
 /// @returns overflow, workspace_too_small; ok without effect when nothing is buffered
@@ -256,9 +233,13 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   auto& terms = scratch.terms;
 
   detail::gather_terms(team, state, terms);
-  if (Policy::Sink::present && !team.finite(config.d_k, terms.sink)) return Status::overflow;
-  const T sink = detail::sink_strength(team, state, terms.sink);
+  T sink = T(0);
+  if constexpr (Policy::Sink::present) {
+    sink = terms.split.strength(team, config.d_k, terms.sink);
+    if (!std::isfinite(sink)) return Status::overflow;
+  }
   double roundoffs = detail::fold_roundoffs(buffered);
+  T rotations = T(0);
   bool low_rank = false;
   if (!state.dense()) {
     const auto decomposition = detail::decompose(team, terms.list);
@@ -267,9 +248,13 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
     }
     low_rank = detail::keep_strongest(team, state, decomposition, sink, config.rank_capacity(),
                                       config.dense_fallback, done);
-    roundoffs += detail::recompress_roundoffs(config.d_k, config.d_v, done.rank_before, done.sweeps);
-    // The decomposition has consumed the terms.
-    if (!low_rank) detail::gather_terms(team, state, terms);
+    if (low_rank) {
+      roundoffs += detail::recompress_roundoffs(config.d_k, config.d_v, done.rank_before);
+      rotations = std::ldexp(decomposition.roundoffs, decomposition.exponent);
+    } else {
+      // The decomposition has consumed the terms.
+      detail::gather_terms(team, state, terms);
+    }
   }
   T body = T(0);
   if (!low_rank) {
@@ -285,17 +270,18 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
         state.record->dense_age = 0;
         RandomizedSvd options;
         options.seed = config.seed;
-        low_rank = detail::compress_dense(team, state, options,
-                                          detail::normalize_matrix(team, content), sink,
-                                          detail::returning_rank(config), true, scratch.dense, done);
-        roundoffs += static_cast<double>(done.rank_after);
+        low_rank =
+            detail::compress_dense(team, state, options, detail::normalize_matrix(team, content),
+                                   sink, detail::returning_rank(config), true, scratch.dense, done);
+        if (low_rank) roundoffs += 2.0 * static_cast<double>(done.rank_after + 1);
       }
     }
   }
   if (low_rank) body = detail::strengths_sum(state);
 
-  const T rounding = static_cast<T>(roundoffs) * detail::unit_roundoff<T> *
-                     state.buffer.masses[buffered];
+  const T rounding =
+      detail::unit_roundoff<T> *
+      (detail::bound_product(static_cast<T>(roundoffs), state.buffer.masses[buffered]) + rotations);
   const T error = state.certificate() + static_cast<T>(done.dropped) + rounding;
   if constexpr (Policy::Sink::present) team.copy(config.d_k, terms.sink, state.sink);
   detail::commit(state, error, body + sink);

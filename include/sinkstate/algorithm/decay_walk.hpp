@@ -10,9 +10,11 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// The decay that has been applied since some token, while one walks backwards over the tokens after it.
+/// The decay that has been applied since some token, while one walks backwards over the tokens
+/// after it.
 ///
-/// Only sums of non-positive numbers occur: no inverse decay, no difference of two running sums. -inf works.
+/// Only sums of non-positive numbers occur: no inverse decay, no difference of two running sums.
+/// -inf works.
 template <class Rule, class T>
 class DecayWalk {
  public:

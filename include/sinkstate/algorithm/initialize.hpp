@@ -25,15 +25,21 @@ struct InitializeScratch {
   using T = typename Policy::Compute;
 
   DenseSvdScratch<T> dense;
+  SinkSplit<T> split;
   T* sink;
 
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, const RandomizedSvd& options,
                                           Workspace& memory)
-      : dense(DenseSvdScratch<T>::carve(memory, config, config.rank_capacity(), options.block)),
-        sink(memory.take<T>(config.d_k)) {}
+      : InitializeScratch(config, config.rank_capacity(), options.block, memory) {}
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, ExactSvd, Workspace& memory)
-      : dense(DenseSvdScratch<T>::carve(memory, config, config.d_k, 0)),
-        sink(memory.take<T>(config.d_k)) {}
+      : InitializeScratch(config, config.d_k, 0, memory) {}
+
+ private:
+  SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, Index most, Index block,
+                                          Workspace& memory)
+      : dense(DenseSvdScratch<T>::carve(memory, config, most, block)),
+        split(Policy::Sink::present ? config.d_v : 0, memory),
+        sink(memory.take<T>(Policy::Sink::present ? config.d_k : 0)) {}
 };
 
 SINKSTATE_HOST_DEVICE constexpr bool usable(const RandomizedSvd& options) {
@@ -45,12 +51,15 @@ SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
 
 }  // namespace detail
 
-/// Replaces a state by a dense matrix, compressed as the policy says. The buffer is empty afterwards.
+/// Replaces a state by a dense matrix, compressed as the policy says. The buffer is empty
+/// afterwards.
 ///
 /// @param dense        d_k x d_v, [K,V], any row stride
-/// @param method       RandomizedSvd{block, power_iterations, seed} or ExactSvd{}. DenseBuffered decomposes nothing and
+/// @param method       RandomizedSvd{block, power_iterations, seed} or ExactSvd{}. DenseBuffered
+/// decomposes nothing and
 ///                     does not look at it.
-/// @param certificate  how far `dense` itself may be from the exact state (Frobenius norm), as `materialize` reports it
+/// @param certificate  how far `dense` itself may be from the exact state (Frobenius norm), as
+/// `materialize` reports it
 /// @param report       if not null, what was done; `dropped` is the computed residual
 /// @returns invalid_argument, non_finite_input, overflow, workspace_too_small
 /// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank).
@@ -71,6 +80,7 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   if (memory.exhausted()) return Status::workspace_too_small;
 
   const MatrixView<T>& content = scratch.dense.content;
+  if constexpr (Policy::Sink::present) scratch.split.prepare(team, state.sink_direction);
   T mass = T(0);
   for (Index i = 0; i < config.d_k; ++i) {
     T* const row = content.row(i);
@@ -78,12 +88,15 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
     if (!team.finite(config.d_v, row)) return Status::non_finite_input;
     mass = std::hypot(mass, team.norm(config.d_v, row));
     if constexpr (Policy::Sink::present) {
-      scratch.sink[i] = detail::split_off_sink(team, config.d_v, state.sink_direction, row);
+      scratch.sink[i] = scratch.split.split(team, row);
       if (!team.finite(config.d_v, row)) return Status::overflow;
     }
   }
-  if (Policy::Sink::present && !team.finite(config.d_k, scratch.sink)) return Status::overflow;
-  const T sink = detail::sink_strength(team, state, scratch.sink);
+  T sink = T(0);
+  if constexpr (Policy::Sink::present) {
+    sink = scratch.split.strength(team, config.d_k, scratch.sink);
+    if (!std::isfinite(sink)) return Status::overflow;
+  }
 
   CompactionReport done;
   bool low_rank = false;
@@ -97,8 +110,8 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
       }
     }
   }
-  const T body = low_rank ? detail::strengths_sum(state)
-                          : detail::keep_dense(team, state, content, done);
+  const T body =
+      low_rank ? detail::strengths_sum(state) : detail::keep_dense(team, state, content, done);
 
   *state.record = StateRecord{0, 0, state.record->dense, 0};
   if constexpr (Policy::Sink::present) team.copy(config.d_k, scratch.sink, state.sink);
@@ -112,15 +125,14 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   return Status::ok;
 }
 
-/// Bytes of scratch that a team needs for every verb on states of this policy and configuration, and for initialising
-/// them with `method`. A pure function.
+/// Bytes of scratch that a team needs for every verb on states of this policy and configuration,
+/// and for initialising them with `method`. A pure function.
 /// @throws Error for a configuration or method that cannot be used
 template <class Policy, class Method = RandomizedSvd>
 std::size_t workspace_bytes(const StateConfig& config, const Method& method = {}) {
   using T = typename Policy::Compute;
   if (!detail::usable(method)) {
-    detail::refuse("RandomizedSvd", "block in [1, 4096] and power_iterations in [0, 64]",
-                   "others");
+    detail::refuse("RandomizedSvd", "block in [1, 4096] and power_iterations in [0, 64]", "others");
   }
   std::size_t most = 0;
   const auto include = [&most](const Workspace& walk) {

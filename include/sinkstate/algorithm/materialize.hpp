@@ -38,7 +38,8 @@ SINKSTATE_HOST_DEVICE double materialize_roundoffs(const SinkStateView<Policy>& 
 /// S as a dense matrix [K,V], pending decays applied; the state is unchanged.
 ///
 /// @param dense        d_k x d_v, any row stride, apart from the state
-/// @param certificate  if not null: upper bound of the Frobenius norm of `dense` minus the exact state. To carry an error
+/// @param certificate  if not null: upper bound of the Frobenius norm of `dense` minus the exact
+/// state. To carry an error
 ///                     over a further prompt, pass it on to `initialize`.
 /// @returns overflow (rows before the one that overflowed have been written), workspace_too_small
 /// Allocates nothing; O(d_k d_v (rank + buffered)).
@@ -63,9 +64,9 @@ SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state
   }
   if (certificate != nullptr) {
     const T roundoffs = static_cast<T>(detail::materialize_roundoffs(state));
-    *certificate = detail::round_up(state.certificate() +
-                                    detail::unit_roundoff<T> * roundoffs *
-                                        state.buffer.masses[state.buffered()]);
+    *certificate =
+        detail::round_up(state.certificate() + detail::unit_roundoff<T> * roundoffs *
+                                                   state.buffer.masses[state.buffered()]);
   }
   return Status::ok;
 }

@@ -11,16 +11,20 @@ namespace detail {
 
 /// A = R Q with orthonormal rows q: a_j = sum_i r(j, i) q_i. docs/numerics.md, section 2.
 ///
-/// @param a            vectors, one a row; their first `return value` rows become q, the others are undefined
-/// @param orthonormal  rows at the beginning of `a` that are orthonormal already and stay as they are
-/// @param r            one row of coefficients per row of `a`, at least min(a.rows, a.cols) wide, zero-filled here;
-///                     its first `orthonormal` rows are not touched. No data: coefficients are not wanted.
+/// @param a            vectors, one a row; their first `return value` rows become q, the others are
+/// undefined
+/// @param orthonormal  rows at the beginning of `a` that are orthonormal already and stay as they
+/// are
+/// @param r            one row of coefficients per row of `a`, at least min(a.rows, a.cols) wide,
+/// zero-filled here;
+///                     its first `orthonormal` rows are not touched. No data: coefficients are not
+///                     wanted.
 /// @param z            min(a.rows, a.cols) numbers of scratch
 /// @returns the number of independent rows, at most min(a.rows, a.cols)
 ///
-/// A row whose rest is at most 10 u of its norm is dependent: it gets no q. Rows scaled to a largest magnitude near 1
-/// neither over- nor underflow. One Gram-Schmidt pass loses orthogonality (FAULTS B79); passes are repeated until one
-/// takes less than half of what was left.
+/// A row whose rest is at most 10 u of its norm is dependent: it gets no q. Rows scaled to a
+/// largest magnitude near 1 neither over- nor underflow. One Gram-Schmidt pass loses orthogonality;
+/// passes are repeated until one takes less than half of what was left.
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE Index orthogonalize(Team& team, MatrixView<T> a, Index orthonormal,
                                           MatrixView<T> r, T* z) {

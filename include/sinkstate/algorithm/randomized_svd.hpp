@@ -15,7 +15,8 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// Parameters of the randomized block SVD; the defaults are measured in docs/numerics.md, section 4.
+/// Parameters of the randomized block SVD; the defaults are measured in docs/numerics.md,
+/// section 4.
 struct RandomizedSvd {
   Index block = 16;
   int power_iterations = 2;
@@ -38,16 +39,18 @@ struct RangeFinderScratch {
   }
 };
 
-/// Fills `list` with terms q_i (D^T q_i)^T whose sum is D up to what is weaker than `epsilon` times the strongest:
-/// docs/numerics.md, (N8).
+/// Fills `list` with terms q_i (D^T q_i)^T whose sum is D up to what is weaker than `epsilon` times
+/// the strongest: docs/numerics.md, (N8).
 ///
 /// @param dense  d_k x d_v, scaled to a largest magnitude near 1
 /// @param least  a strength from elsewhere that epsilon is relative to as well (the sink's)
-/// @param most   terms at which to stop; the last block may go past it: `list` has room for most + block
+/// @param most   terms at which to stop; the last block may go past it: `list` has room for most +
+/// block
 /// @returns false when the search stopped at `most` with strong terms possibly left
 ///
-/// Each block is D^T-refined `power_iterations` times, orthogonalised at every half-step and against the basis. It stops
-/// when the weakest singular value of a block is below epsilon / 2 of the strongest seen, or the range is exhausted.
+/// Each block is D^T-refined `power_iterations` times, orthogonalised at every half-step and
+/// against the basis. It stops when the weakest singular value of a block is below epsilon / 2 of
+/// the strongest seen, or the range is exhausted.
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE bool find_range(Team& team, const MatrixView<const T>& dense,
                                       const RandomizedSvd& options, T epsilon, T least, Index most,
@@ -76,7 +79,8 @@ SINKSTATE_HOST_DEVICE bool find_range(Team& team, const MatrixView<const T>& den
         block = orthogonalize(team, sketch.middle_rows(0, fresh), 0, MatrixView<T>{},
                               list.coefficients);
       }
-      for (Index b = 0; b < block; ++b) team.project(dense, sketch.row(b), list.keys.row(found + b));
+      for (Index b = 0; b < block; ++b)
+        team.project(dense, sketch.row(b), list.keys.row(found + b));
       basis = orthogonalize(team, list.keys.middle_rows(0, found + block), found, MatrixView<T>{},
                             list.coefficients);
     }

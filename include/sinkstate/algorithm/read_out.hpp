@@ -11,6 +11,10 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
+/// Terms read at a time, keys and values, so that a state's memory is walked through once and in
+/// order.
+inline constexpr Index term_block = 8;
+
 /// Scratch of `read_state` for up to `Room` vectors.
 template <int Room, class Policy>
 struct ReadScratch {
@@ -18,12 +22,12 @@ struct ReadScratch {
 
   DecayWalk<typename Policy::Rule, T> walk;
   T* decayed[Room];  // d_k: L x
-  T* weights[Room];  // one coefficient a term
+  T* weights[Room];  // one coefficient a buffered token, or a term of a block
 
   SINKSTATE_HOST_DEVICE ReadScratch(const StateConfig& config, Workspace& scratch)
       : walk(config.d_k, scratch) {
-    // A dense body is a sum of d_k terms: its rows.
-    const Index terms = config.d_k + config.rank_capacity() + config.buffer_capacity();
+    const Index terms =
+        config.buffer_capacity() > term_block ? config.buffer_capacity() : term_block;
     for (int n = 0; n < Room; ++n) {
       decayed[n] = scratch.template take<T>(config.d_k);
       weights[n] = scratch.template take<T>(terms);
@@ -31,8 +35,9 @@ struct ReadScratch {
   }
 };
 
-/// y_n = S^T L x_n for `Count` vectors in one pass over the state; L is the decay of a token that is not buffered yet, or
-/// the identity when `log_decay` is null. docs/mathematics.md, equation (4).
+/// y_n = S^T L x_n for `Count` vectors in one pass over the state; L is the decay of a token that
+/// is not buffered yet, or the identity when `log_decay` is null. docs/mathematics.md, equation
+/// (4).
 template <int Count, int Room, class Policy, class Team, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& state,
                                       const T* log_decay, const T* const (&x)[Count],
@@ -63,20 +68,26 @@ SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& s
   for (int n = 0; n < Count; ++n) {
     s.walk.apply(team, x[n], s.decayed[n]);
     team.fill(state.config.d_v, T(0), y[n]);
-    if (state.dense()) {
-      team.add_combination(state.matrix, s.decayed[n], y[n]);
-    } else {
-      T* weights = s.weights[n] + buffered;
-      team.project(state.factors.keys(), s.decayed[n], weights);
-      team.multiply(state.rank(), weights, state.factors.strengths, weights);
-      team.add_combination(state.factors.values(), weights, y[n]);
-    }
     team.add_combination(state.buffer.corrections.middle_rows(0, buffered), s.weights[n], y[n]);
     if constexpr (Policy::Sink::present) {
       const T coefficient = team.dot(d_k, state.sink, s.decayed[n]);
       const MatrixView<const T> direction{state.sink_direction, 1, state.config.d_v,
                                           state.config.d_v};
       team.add_combination(direction, &coefficient, y[n]);
+    }
+  }
+  for (Index first = 0; first < state.rank(); first += term_block) {
+    const Index count = state.rank() - first < term_block ? state.rank() - first : term_block;
+    for (int n = 0; n < Count; ++n) {
+      team.project(state.factors.keys().middle_rows(first, count), s.decayed[n], s.weights[n]);
+      team.multiply(count, s.weights[n], state.factors.strengths + first, s.weights[n]);
+      team.add_combination(state.factors.values().middle_rows(first, count), s.weights[n], y[n]);
+    }
+  }
+  for (Index first = 0; state.dense() && first < d_k; first += term_block) {
+    const Index count = d_k - first < term_block ? d_k - first : term_block;
+    for (int n = 0; n < Count; ++n) {
+      team.add_combination(state.matrix.middle_rows(first, count), s.decayed[n] + first, y[n]);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "../core/workspace.hpp"
 #include "../model/certificate.hpp"
 #include "orthogonalize.hpp"
+#include "scaling.hpp"
 #include "small_svd.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -52,7 +53,8 @@ struct TermList {
   }
 };
 
-/// The decomposition of a list of terms, in the list's scratch: its singular values are 2^exponent s_i, falling.
+/// The decomposition of a list of terms, in the list's scratch: its singular values are 2^exponent
+/// s_i, falling.
 template <class T>
 struct Decomposition {
   MatrixView<T> key_basis;    // Q_k
@@ -65,6 +67,7 @@ struct Decomposition {
   int exponent = 0;
   int sweeps = 0;
   bool orthogonal = true;
+  T roundoffs = 0;  // (N6) of the rotations, in units of u 2^exponent
 
   SINKSTATE_HOST_DEVICE T strength(Index i) const {
     return std::ldexp(strengths[order[i]], exponent);
@@ -79,7 +82,8 @@ struct Decomposition {
     return rank;
   }
 
-  /// Frobenius norm of the terms from `rank` on. If the sweeps ran out, the terms are not orthogonal and add up.
+  /// Frobenius norm of the terms from `rank` on. If the sweeps ran out, only their key side is
+  /// orthogonal; the sum of the strengths is safe all the same.
   SINKSTATE_HOST_DEVICE T norm_from(Index rank) const {
     T squares = T(0);
     T sum = T(0);
@@ -103,42 +107,29 @@ struct Decomposition {
   }
 };
 
-/// x scaled by a power of two so that its largest magnitude is in [1/2, 1): exact, and squares then neither over- nor
-/// underflow. Returns the exponent taken out; 0 for a zero vector, whose weight then becomes 0.
-template <class Team, class T>
-SINKSTATE_HOST_DEVICE int normalize_exponent(Team& team, Index n, T* x, T& weight) {
-  const T largest = team.max_abs(n, x);
-  int exponent = 0;
-  if (!(largest > T(0))) {
-    weight = T(0);
-    return 0;
-  }
-  std::frexp(largest, &exponent);
-  // Two steps: 2^-exponent itself may not be a number of this type.
-  team.scale(n, std::ldexp(T(1), -exponent / 2), x, x);
-  team.scale(n, std::ldexp(T(1), -exponent + exponent / 2), x, x);
-  return exponent;
-}
-
 /// Singular value decomposition of sum_i weight_i key_i value_i^T. docs/numerics.md, equation (N7):
 ///
-///     values = R_v Q_v,   M = R_v^T diag(weights) keys,   M = R_k Q_k,   R_k = X S Y^T   (Jacobi on the rows of R_k^T)
+///     values = R_v Q_v,   M = R_v^T diag(weights) keys,   M = R_k Q_k,   R_k = X S Y^T   (Jacobi
+///     on the rows of R_k^T)
 ///
-/// The second QR is the preconditioner of Drmac and Veselic. All vectors are orthogonalised, those of an earlier
-/// decomposition too: frozen or decayed terms are not orthogonal to anything. Consumes the list.
+/// The second QR is the preconditioner of Drmac and Veselic. All vectors are orthogonalised, those
+/// of an earlier decomposition too: frozen or decayed terms are not orthogonal to anything.
+/// Consumes the list.
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) {
   // Terms with magnitudes near 1, and the powers of two apart.
   int top = 0;
   Index count = 0;
   for (Index i = 0; i < list.count; ++i) {
-    T weight = list.weights[i];
-    int exponent = normalize_exponent(team, list.keys.cols, list.keys.row(i), weight);
-    exponent += normalize_exponent(team, list.values.cols, list.values.row(i), weight);
-    if (!(weight != T(0))) continue;
+    int key = 0;
+    int value = 0;
     int own = 0;
-    list.weights[count] = std::frexp(weight, &own);
-    list.exponents[count] = exponent + own;
+    const bool nonzero = list.weights[i] != T(0) &&
+                         normalize_exponent(team, list.keys.cols, list.keys.row(i), key) &&
+                         normalize_exponent(team, list.values.cols, list.values.row(i), value);
+    if (!nonzero) continue;
+    list.weights[count] = std::frexp(list.weights[i], &own);
+    list.exponents[count] = key + value + own;
     if (count == 0 || list.exponents[count] > top) top = list.exponents[count];
     if (count != i) {
       team.copy(list.keys.cols, list.keys.row(i), list.keys.row(count));
@@ -152,8 +143,8 @@ SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) 
 
   const auto keys = list.keys.middle_rows(0, count);
   auto value_coords = list.value_coords.middle_rows(0, count);
-  const Index values = orthogonalize(team, list.values.middle_rows(0, count), 0, value_coords,
-                                     list.coefficients);
+  const Index values =
+      orthogonalize(team, list.values.middle_rows(0, count), 0, value_coords, list.coefficients);
   auto mixed = list.mixed_keys.middle_rows(0, values);
   for (Index l = 0; l < values; ++l) {
     for (Index i = 0; i < count; ++i) list.coefficients[i] = list.weights[i] * value_coords(i, l);
@@ -168,17 +159,24 @@ SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) 
   result.exponent = top;
   result.key_basis = list.mixed_keys.middle_rows(0, independent);
   result.value_basis = list.values.middle_rows(0, values);
-  result.core = {list.core.data, independent, values, list.core.stride};
-  result.rotations = {list.rotations.data, independent, independent, list.rotations.stride};
+  // Padded with zeros to whole rows: they change no sum, and the sweeps run without remainders.
+  const auto padded = [](const MatrixView<T>& m, Index rows, Index cols) {
+    constexpr Index unit = static_cast<Index>(Workspace::alignment / sizeof(T));
+    return MatrixView<T>{m.data, rows, (cols + unit - 1) / unit * unit, m.stride};
+  };
+  result.core = padded(list.core, independent, values);
+  result.rotations = padded(list.rotations, independent, independent);
   result.strengths = list.strengths;
   result.order = list.order;
   for (Index i = 0; i < independent; ++i) {
+    team.fill(result.core.cols, T(0), result.core.row(i));
     for (Index l = 0; l < values; ++l) result.core(i, l) = key_coords(l, i);
   }
-  const JacobiOutcome jacobi =
+  const JacobiOutcome<T> jacobi =
       one_sided_jacobi(team, result.core, result.rotations, list.strengths);
   result.sweeps = jacobi.sweeps;
   result.orthogonal = jacobi.converged;
+  result.roundoffs = jacobi.roundoffs;
 
   for (Index i = 0; i < independent; ++i) {
     Index place = i;

@@ -11,25 +11,31 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// Rows below this share of the largest are rounding noise: they are not rotated, and nobody keeps them.
+/// Rows below this share of the largest are rounding noise: they are not rotated, and nobody keeps
+/// them.
 template <class T>
 inline constexpr T negligible = 8 * unit_roundoff<T>;
 
+template <class T>
 struct JacobiOutcome {
   int sweeps = 0;
   bool converged = false;
+  T roundoffs = 0;  ///< (N6) of the product of rotations and rows, in units of u
 };
 
-/// Rotates the rows of G until they are orthogonal, so that G = Y^T diag(s) X^T with s_i = |g_i| and x_i = g_i / s_i:
-/// the Hestenes form, docs/numerics.md, section 3.
+/// Rotates the rows of G until they are orthogonal, so that G = Y^T diag(s) X^T with s_i = |g_i|
+/// and x_i = g_i / s_i: the Hestenes form, docs/numerics.md, section 3.
 ///
 /// @param g  n vectors of length m, scaled so that the largest magnitude is near 1
-/// @param y  n x n, becomes the product of the rotations (rows orthonormal); no data: not wanted
+/// @param y  n rows at least n wide, becomes the product of the rotations (rows orthonormal), the
+/// rest 0; no data: not
+///           wanted
 /// @param s  n numbers, the norms of the rotated rows, in no order
-/// A sweep cap ends the loop whatever the input (NaN included); rotations keep Y^T G whatever sweep they stop at.
+/// A sweep cap ends the loop whatever the input (NaN included); rotations keep Y^T G whatever sweep
+/// they stop at.
 template <class Team, class T>
-SINKSTATE_HOST_DEVICE JacobiOutcome one_sided_jacobi(Team& team, MatrixView<T> g, MatrixView<T> y,
-                                                     T* s) {
+SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T> g,
+                                                        MatrixView<T> y, T* s) {
   constexpr int most_sweeps = 30;
   const Index n = g.rows;
   const Index m = g.cols;
@@ -37,12 +43,12 @@ SINKSTATE_HOST_DEVICE JacobiOutcome one_sided_jacobi(Team& team, MatrixView<T> g
   const T tolerance = unit_roundoff<T> * std::sqrt(static_cast<T>(m < 4 ? 4 : m));
   if (y.data != nullptr) {
     for (Index i = 0; i < n; ++i) {
-      team.fill(n, T(0), y.row(i));
+      team.fill(y.cols, T(0), y.row(i));
       y(i, i) = T(1);
     }
   }
 
-  JacobiOutcome outcome;
+  JacobiOutcome<T> outcome;
   while (!outcome.converged && outcome.sweeps < most_sweeps) {
     ++outcome.sweeps;
     outcome.converged = true;
@@ -63,8 +69,9 @@ SINKSTATE_HOST_DEVICE JacobiOutcome one_sided_jacobi(Team& team, MatrixView<T> g
         const T cosine = T(1) / std::sqrt(T(1) + t * t);
         const T sine = cosine * t;
         const T tau = sine / (T(1) + cosine);
+        outcome.roundoffs += (T(2) + T(9) * std::abs(sine)) * std::sqrt(s[p] + s[q]);
         team.rotate(m, sine, tau, g.row(p), g.row(q));
-        if (y.data != nullptr) team.rotate(n, sine, tau, y.row(p), y.row(q));
+        if (y.data != nullptr) team.rotate(y.cols, sine, tau, y.row(p), y.row(q));
         // The update of the norm cancels when most of a row is rotated away.
         const T kept_p = s[p] - t * product;
         const T kept_q = s[q] + t * product;

@@ -8,6 +8,7 @@
 #include "../model/sink_state.hpp"
 #include "decay_walk.hpp"
 #include "recompress.hpp"
+#include "sink_split.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
@@ -18,36 +19,19 @@ struct CurrentTerms {
   using T = typename Policy::Compute;
 
   DecayWalk<typename Policy::Rule, T> walk;
+  SinkSplit<T> split;
   TermList<T> list;
   T* sink;        // d_k, if there is a sink
   T* body_decay;  // d_k
 
   SINKSTATE_HOST_DEVICE CurrentTerms(const StateConfig& config, Workspace& memory)
       : walk(config.d_k, memory),
+        split(Policy::Sink::present ? config.d_v : 0, memory),
         list(TermList<T>::carve(memory, config.rank_capacity() + config.buffer_capacity(),
                                 config.d_k, config.d_v)),
         sink(memory.take<T>(config.d_k)),
         body_decay(memory.take<T>(config.d_k)) {}
 };
-
-/// Splits a correction along the sink direction, n = omega direction + rest: docs/mathematics.md, equation (5).
-/// @returns omega; `value` becomes the rest
-template <class Team, class T>
-SINKSTATE_HOST_DEVICE T split_off_sink(Team& team, Index d_v, const T* direction, T* value) {
-  // A direction of any size: scaled to magnitudes near 1 its square neither over- nor underflows.
-  const T length = team.norm(d_v, direction);
-  if (!(length > T(0))) return T(0);
-  T omega = T(0);
-  const MatrixView<const T> row{direction, 1, d_v, d_v};
-  // The second pass removes what the rounding of the first has left.
-  for (int pass = 0; pass < 2; ++pass) {
-    const T part = team.dot(d_v, value, direction) / length / length;
-    const T negative = -part;
-    team.add_combination(row, &negative, value);
-    omega += part;
-  }
-  return omega;
-}
 
 /// The current state as fresh terms; the state itself is only read.
 template <class Team, class Policy>
@@ -59,17 +43,21 @@ SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>&
   auto& walk = terms.walk;
   walk.start(team);
 
-  // Buffered tokens go behind the terms of the body, whose order (strongest first) helps the Jacobi sweeps.
+  // Buffered tokens go behind the terms of the body, whose order (strongest first) helps the Jacobi
+  // sweeps.
   const Index rank = state.rank();
   list.count = rank + state.buffered();
-  if constexpr (Policy::Sink::present) team.fill(config.d_k, T(0), terms.sink);
+  if constexpr (Policy::Sink::present) {
+    terms.split.prepare(team, state.sink_direction);
+    team.fill(config.d_k, T(0), terms.sink);
+  }
   for (Index j = state.buffered() - 1; j >= 0; --j) {
     const Index i = rank + j;
     walk.apply(team, state.buffer.keys.row(j), list.keys.row(i));
     team.copy(config.d_v, state.buffer.corrections.row(j), list.values.row(i));
     list.weights[i] = T(1);
     if constexpr (Policy::Sink::present) {
-      const T omega = split_off_sink(team, config.d_v, state.sink_direction, list.values.row(i));
+      const T omega = terms.split.split(team, list.values.row(i));
       team.add_combination({list.keys.row(i), 1, config.d_k, config.d_k}, &omega, terms.sink);
     }
     walk.include(team, state.buffer.log_decays.row(j));

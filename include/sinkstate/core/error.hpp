@@ -20,8 +20,8 @@ class Error : public std::invalid_argument {
 
 namespace detail {
 
-/// Throws an `Error` that reads "<what>: wanted <wanted>, given <given>". A program built without exceptions prints
-/// the line and aborts.
+/// Throws an `Error` that reads "<what>: wanted <wanted>, given <given>". A program built without
+/// exceptions prints the line and aborts.
 [[noreturn]] inline void refuse(const std::string& what, const std::string& wanted,
                                 const std::string& given) {
   const std::string message = what + ": wanted " + wanted + ", given " + given;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../config.hpp"
 
@@ -29,7 +30,11 @@ struct MatrixView {
     return MatrixView{row(first), count, cols, stride};
   }
 
-  SINKSTATE_HOST_DEVICE operator MatrixView<const T>() const { return {data, rows, cols, stride}; }
+  /// Numbers that may be written may be read.
+  template <class Read, class = std::enable_if_t<std::is_same_v<Read, const T>>>
+  SINKSTATE_HOST_DEVICE operator MatrixView<Read>() const {
+    return {data, rows, cols, stride};
+  }
 };
 
 SINKSTATE_NAMESPACE_END

@@ -18,7 +18,7 @@ class AlignedBytes {
  public:
   AlignedBytes() = default;
   explicit AlignedBytes(std::size_t size)
-      : data_(size == 0 ? nullptr : ::operator new(size, std::align_val_t{Workspace::alignment})),
+      : data_(size == 0 ? nullptr : ::operator new (size, std::align_val_t{Workspace::alignment})),
         size_(size) {
     if (size_ != 0) std::memset(data_, 0, size_);
   }
@@ -32,7 +32,7 @@ class AlignedBytes {
     std::swap(size_, other.size_);
     return *this;
   }
-  ~AlignedBytes() { ::operator delete(data_, std::align_val_t{Workspace::alignment}); }
+  ~AlignedBytes() { ::operator delete (data_, std::align_val_t{Workspace::alignment}); }
 
   std::size_t size() const { return size_; }
   const void* data() const { return data_; }
@@ -43,7 +43,8 @@ class AlignedBytes {
   std::size_t size_ = 0;
 };
 
-/// Owner of what `View::carve(Workspace&, sizes...)` lays out: one allocation, zeroed. A copy owns equal numbers.
+/// Owner of what `View::carve(Workspace&, sizes...)` lays out: one allocation, zeroed. A copy owns
+/// equal numbers.
 template <class View, class... Sizes>
 class Owner {
  public:

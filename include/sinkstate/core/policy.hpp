@@ -17,14 +17,14 @@ struct Fp64 {
   using Compute = double;
 };
 
-/// Compaction by the truncated singular value decomposition of all terms: the Eckart-Young answer, with a rank that
-/// adapts to each state, and the dense form for a state whose rank does not pay.
+/// Compaction by the truncated singular value decomposition of all terms: the Eckart-Young answer,
+/// with a rank that adapts to each state, and the dense form for a state whose rank does not pay.
 struct FullSvd {
   static constexpr bool low_rank = true;
 };
 
-/// The dense matrix, with a buffer of writes that is folded in every few tokens (as ReplaySSM does): nothing is
-/// dropped.
+/// The dense matrix, with a buffer of writes that is folded in every few tokens (as ReplaySSM
+/// does): nothing is dropped.
 struct DenseBuffered {
   static constexpr bool low_rank = false;
 };
@@ -34,7 +34,8 @@ struct NoSink {
   static constexpr bool present = false;
 };
 
-/// The part of the state along the head's mean value is held as one exact row of d_k numbers (paper 2, Lemmas 1, 2).
+/// The part of the state along the head's mean value is held as one exact row of d_k numbers (paper
+/// 2, Lemmas 1, 2).
 struct MeanValueSink {
   static constexpr bool present = true;
 };
@@ -54,9 +55,11 @@ struct IsBackend<Backend, T, std::void_t<typename Backend::template Team<T>>> : 
 
 }  // namespace detail
 
-/// The five words that describe a kind of state; sizes, epsilon, rank cap and seed are in `StateConfig`.
+/// The five words that describe a kind of state; sizes, epsilon, rank cap and seed are in
+/// `StateConfig`.
 ///
-/// @tparam RuleTag       Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention, DeltaNet
+/// @tparam RuleTag       Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention,
+/// DeltaNet
 /// @tparam BackendTag    Host
 /// @tparam PrecisionTag  Fp32, Fp64
 /// @tparam CompactionTag FullSvd, DenseBuffered

@@ -8,10 +8,11 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// Counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+/// Counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+/// 1, 2, 3" (SC11).
 ///
-/// A value without state: number i of a seed is the same on every machine, backend and thread count, in any order of
-/// asking.
+/// A value without state: number i of a seed is the same on every machine, backend and thread
+/// count, in any order of asking.
 struct Philox {
   struct Block {
     std::uint32_t word[4];
@@ -38,9 +39,10 @@ struct Philox {
 
   /// Number `index` of an approximately normal sequence with variance 1.
   ///
-  /// The sum of twelve 16-bit uniforms: integer arithmetic and one exact scaling, so the bits do not depend on a
-  /// mathematics library. A sketch needs isotropy to second order, which this has.
-  SINKSTATE_HOST_DEVICE constexpr float normal(std::uint64_t index, std::uint64_t stream = 0) const {
+  /// The sum of twelve 16-bit uniforms: integer arithmetic and one exact scaling, so the bits do
+  /// not depend on a mathematics library. A sketch needs isotropy to second order, which this has.
+  SINKSTATE_HOST_DEVICE constexpr float normal(std::uint64_t index,
+                                               std::uint64_t stream = 0) const {
     std::int32_t sum = 0;
     for (std::uint64_t part = 0; part < 2; ++part) {
       const Block words = block(index * 2 + part, stream);

@@ -6,24 +6,26 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// Outcome of a verb that works on a state. Whenever it is not `ok`, the state is as it was before the call and no
-/// output was written.
-enum class [[nodiscard]] Status : int {
-  ok = 0,
-  /// The buffer has no room for the token(s): compact first.
-  buffer_full,
-  /// A key, value, query, write strength or dense entry is NaN or infinite, or a log decay is NaN.
-  non_finite_input,
-  /// A log decay is positive. The usual cause is a decay in (0, 1] passed where its logarithm is expected.
-  positive_log_decay,
-  /// Finite input whose result does not fit the arithmetic type.
-  overflow,
-  /// More tokens were to be rolled back than are buffered.
-  nothing_to_roll_back,
-  /// A matrix of the wrong shape, or an option outside its range.
-  invalid_argument,
-  /// The team's scratch is smaller than `workspace_bytes` of this policy and shape.
-  workspace_too_small,
+/// Outcome of a verb that works on a state. Whenever it is not `ok`, the state is as it was before
+/// the call and no output was written.
+enum class [[nodiscard]] Status : int{
+    ok = 0,
+    /// The buffer has no room for the token(s): compact first.
+    buffer_full,
+    /// A key, value, query, write strength or dense entry is NaN or infinite, or a log decay is
+    /// NaN.
+    non_finite_input,
+    /// A log decay is positive. The usual cause is a decay in (0, 1] passed where its logarithm is
+    /// expected.
+    positive_log_decay,
+    /// Finite input whose result does not fit the arithmetic type.
+    overflow,
+    /// More tokens were to be rolled back than are buffered.
+    nothing_to_roll_back,
+    /// A matrix of the wrong shape, or an option outside its range.
+    invalid_argument,
+    /// The team's scratch is smaller than `workspace_bytes` of this policy and shape.
+    workspace_too_small,
 };
 
 /// One line for logs and exceptions.

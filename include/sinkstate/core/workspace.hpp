@@ -12,8 +12,9 @@ SINKSTATE_NAMESPACE_BEGIN
 
 /// A stretch of bytes from which pieces are taken in order, each aligned to 64 bytes.
 ///
-/// A default-constructed workspace only counts: `take` returns null and `used()` grows. Whoever lays something out
-/// writes the walk once; run on a counting workspace it is the size, run on real bytes it is the layout.
+/// A default-constructed workspace only counts: `take` returns null and `used()` grows. Whoever
+/// lays something out writes the walk once; run on a counting workspace it is the size, run on real
+/// bytes it is the layout.
 class Workspace {
  public:
   static constexpr std::size_t alignment = 64;
@@ -23,7 +24,8 @@ class Workspace {
   SINKSTATE_HOST_DEVICE Workspace(void* bytes, std::size_t size)
       : base_(static_cast<unsigned char*>(bytes)), size_(size) {}
 
-  /// `count` numbers, uninitialised. Null while counting and when the bytes do not suffice (see `exhausted`).
+  /// `count` numbers, uninitialised. Null while counting and when the bytes do not suffice (see
+  /// `exhausted`).
   template <class T>
   SINKSTATE_HOST_DEVICE T* take(Index count) {
     const std::size_t start = used_;

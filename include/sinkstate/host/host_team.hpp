@@ -15,12 +15,13 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// The operations of core/backend.hpp on one thread. The order of every sum depends on sizes alone, never on the
-/// alignment of an address: equal numbers give equal bits wherever they lie.
+/// The operations of core/backend.hpp on one thread. The order of every sum depends on sizes alone,
+/// never on the alignment of an address: equal numbers give equal bits wherever they lie.
 template <class T>
 class HostTeam {
  public:
-  /// @param workspace_bytes  `workspace_bytes<Policy>(config)` of the largest state this team will work on
+  /// @param workspace_bytes  `workspace_bytes<Policy>(config)` of the largest state this team will
+  /// work on
   explicit HostTeam(std::size_t workspace_bytes) : scratch_(workspace_bytes) {}
 
   /// The scratch, from its beginning.
@@ -28,9 +29,7 @@ class HostTeam {
 
   T dot(Index n, const T* x, const T* y) const {
     Lanes sum = Lanes::Zero();
-    Index i = 0;
-    for (; i + width <= n; i += width) sum += load(x + i) * load(y + i);
-    if (i < n) sum += load(x + i, n - i) * load(y + i, n - i);
+    for_lanes(n, [&](Index i, Index count) { sum += load(x + i, count) * load(y + i, count); });
     return sum.sum();
   }
 
@@ -42,30 +41,30 @@ class HostTeam {
     if (!(largest > T(0)) || !std::isfinite(largest)) return largest;
     int exponent = 0;
     std::frexp(largest, &exponent);
-    T sum = T(0);
-    for (Index i = 0; i < n; ++i) {
-      const T scaled = std::ldexp(x[i], -exponent);
-      sum += scaled * scaled;
-    }
-    return std::ldexp(std::sqrt(sum), exponent);
+    // Two steps: 2^-exponent itself may not be a number of this type. The order of the sum is that
+    // of `dot`.
+    const T half = std::ldexp(T(1), -exponent / 2);
+    const T rest = std::ldexp(T(1), -exponent + exponent / 2);
+    Lanes sum = Lanes::Zero();
+    for_lanes(n, [&](Index i, Index count) { sum += (load(x + i, count) * half * rest).square(); });
+    return std::ldexp(std::sqrt(sum.sum()), exponent);
   }
 
-  /// The largest magnitude, or NaN if there is one.
+  /// The largest magnitude; infinite or NaN if there is such an entry.
   T max_abs(Index n, const T* x) const {
-    T largest = T(0);
-    for (Index i = 0; i < n; ++i) {
-      const T magnitude = std::abs(x[i]);
-      if (!(magnitude <= largest)) largest = magnitude;
-      if (largest != largest) return largest;
-    }
-    return largest;
+    Lanes largest = Lanes::Zero();
+    Lanes marks = Lanes::Zero();  // a maximum may lose a NaN, a sum does not
+    for_lanes(n, [&](Index i, Index count) {
+      const Lanes magnitude = load(x + i, count).abs();
+      largest = largest.max(magnitude);
+      marks += magnitude * T(0);
+    });
+    return largest.maxCoeff() + marks.sum();
   }
 
   bool finite(Index n, const T* x) const {
     Lanes sum = Lanes::Zero();  // 0 * x is NaN for NaN and infinities, else 0
-    Index i = 0;
-    for (; i + width <= n; i += width) sum += load(x + i) * T(0);
-    if (i < n) sum += load(x + i, n - i) * T(0);
+    for_lanes(n, [&](Index i, Index count) { sum += load(x + i, count) * T(0); });
     return sum.sum() == T(0);
   }
 
@@ -110,8 +109,9 @@ class HostTeam {
       store(Lanes(load(y + i, count) + load(x + i, count)), y + i, count);
     });
   }
-  /// (x, y) <- (c x - s y, s x + c y) with tau = s / (1 + c), in Rutishauser's form: its rounding error is a share of the
-  /// change, not of the vectors, so that many small rotations do not add up to a loss of orthogonality.
+  /// (x, y) <- (c x - s y, s x + c y) with tau = s / (1 + c), in Rutishauser's form: its rounding
+  /// error is a share of the change, not of the vectors, so that many small rotations do not add up
+  /// to a loss of orthogonality.
   void rotate(Index n, T s, T tau, T* x, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
       const Lanes a = load(x + i, count);
@@ -121,15 +121,17 @@ class HostTeam {
     });
   }
 
-  T exp_decay(T log_decay) const {
-    return log_decay < smallest_log() ? T(0) : std::exp(log_decay);
-  }
+  T exp_decay(T log_decay) const { return log_decay < smallest_log() ? T(0) : std::exp(log_decay); }
   /// y_i = exp(x_i)
   void exp_decay(Index n, const T* x, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
       const Lanes log_decay = load(x + i, count);
-      store(Lanes((log_decay < smallest_log()).select(Lanes::Zero(), log_decay.exp())), y + i,
-            count);
+      Lanes decay = log_decay.exp();
+      // Eigen's select would take the exponential out of the vector unit.
+      for (Index lane = 0; lane < width; ++lane) {
+        decay[lane] = log_decay[lane] < smallest_log() ? T(0) : decay[lane];
+      }
+      store(decay, y + i, count);
     });
   }
 
@@ -138,7 +140,9 @@ class HostTeam {
   using Lanes = Eigen::Array<T, 16, 1>;
 
   /// Below it the exponential is subnormal or, in Eigen's vector form, clamped above zero.
-  static constexpr T smallest_log() { return std::is_same_v<T, float> ? T(-87.33654) : T(-708.396); }
+  static constexpr T smallest_log() {
+    return std::is_same_v<T, float> ? T(-87.33654) : T(-708.396);
+  }
 
   static Lanes load(const T* x) { return Eigen::Map<const Lanes>(x); }
   static Lanes load(const T* x, Index count) {

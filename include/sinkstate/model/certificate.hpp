@@ -1,9 +1,9 @@
 /// @file
 /// The arithmetic of the error certificate: docs/numerics.md, equations (N1)-(N6).
 ///
-/// A certificate e bounds ||S~ - S||_F, where S~ is the state as stored and S is the exact recurrence over the same
-/// tokens. The mass m bounds the sum of the norms of the stored terms; it scales every rounding error. Both are kept per
-/// buffered token, so that a rollback restores them.
+/// A certificate e bounds ||S~ - S||_F, where S~ is the state as stored and S is the exact
+/// recurrence over the same tokens. The mass m bounds the sum of the norms of the stored terms; it
+/// scales every rounding error. Both are kept per buffered token, so that a rollback restores them.
 #pragma once
 
 #include <cmath>
@@ -30,32 +30,41 @@ SINKSTATE_HOST_DEVICE T round_up(T bound) {
   return bound * (T(1) + 32 * unit_roundoff<T>);
 }
 
-/// Rounding errors of one inner product over n numbers, in units of u |x| |y|: sixteen lanes, then a tree of four.
+/// Rounding errors of one inner product over n numbers, in units of u |x| |y|: sixteen lanes, then
+/// a tree of four.
 SINKSTATE_HOST_DEVICE constexpr double dot_roundoffs(Index n) {
   return static_cast<double>((n + 15) / 16) + 4.0;
 }
 
-/// (N3) Rounding errors of reading S^T L x, in units of u m |x|: the inner product, the decay (a sum of `buffered` + 1
-/// log decays and its exponential) and the sum over `terms`.
+/// (N3) Rounding errors of reading S^T L x, in units of u m |x|: the inner product, the decay (a
+/// sum of `buffered` + 1 log decays and its exponential) and the sum over `terms`.
 SINKSTATE_HOST_DEVICE constexpr double read_roundoffs(Index d_k, Index terms, Index buffered) {
   return dot_roundoffs(d_k) + 0.74 * static_cast<double>(buffered + 1) +
          static_cast<double>(terms) + 8.0;
 }
 
-/// (N5) Rounding errors of folding `buffered` decays into terms, in units of u m.
+/// (N5) Rounding errors of folding `buffered` decays into terms and of splitting the sink off, in
+/// units of u m.
 SINKSTATE_HOST_DEVICE constexpr double fold_roundoffs(Index buffered) {
-  return 0.74 * static_cast<double>(buffered + 1) + 8.0;
+  return 1.74 * static_cast<double>(buffered + 1) + 13.0;
 }
 
-/// (N6) Rounding errors of recompressing `terms` terms with `sweeps` Jacobi sweeps, in units of u m.
-SINKSTATE_HOST_DEVICE constexpr double recompress_roundoffs(Index d_k, Index d_v, Index terms,
-                                                            int sweeps) {
+/// (N6) Rounding errors of recompressing `terms` terms, in units of u m; those of the rotations are
+/// counted as they happen.
+SINKSTATE_HOST_DEVICE constexpr double recompress_roundoffs(Index d_k, Index d_v, Index terms) {
   const double c = static_cast<double>(terms);
   const double two_passes = 2.0 * (dot_roundoffs(d_k) + dot_roundoffs(d_v)) + 4.0 * c;
   const double dependent_columns = 20.0;
   const double products = 4.0 * c;
-  const double rotations = 4.0 * c * static_cast<double>(sweeps);
-  return two_passes + dependent_columns + products + rotations;
+  return two_passes + dependent_columns + products;
+}
+
+/// (N6) What bases that are orthonormal up to rounding can add to the norm of a tail, in units of u
+/// times that norm.
+SINKSTATE_HOST_DEVICE inline double tail_roundoffs(Index d_k, Index d_v, Index terms, int sweeps) {
+  const double c = static_cast<double>(terms);
+  return c * (2.0 * (dot_roundoffs(d_k) + dot_roundoffs(d_v)) + 4.0 * std::sqrt(c) + 8.0 +
+              6.0 * static_cast<double>(sweeps));
 }
 
 }  // namespace detail

@@ -5,18 +5,19 @@
 #include <cstdint>
 
 #include "../config.hpp"
-#include "../core/owner.hpp"
 #include "../core/error.hpp"
 #include "../core/matrix_view.hpp"
+#include "../core/owner.hpp"
 #include "../core/workspace.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// sum_{i < rank} strength_i key_i value_i^T over memory of somebody else: docs/mathematics.md, equation (2).
+/// sum_{i < rank} strength_i key_i value_i^T over memory of somebody else: docs/mathematics.md,
+/// equation (2).
 ///
-/// A component row holds the d_k numbers of key_i and then the d_v numbers of value_i, so one term is one stretch of
-/// memory. After a compaction the strengths fall and are positive; whether the terms are orthonormal is the
-/// compaction's business, not this type's.
+/// A component row holds the d_k numbers of key_i and then the d_v numbers of value_i, so one term
+/// is one stretch of memory. After a compaction the strengths fall and are positive; whether the
+/// terms are orthonormal is the compaction's business, not this type's.
 template <class T>
 struct LowRankFactorsView {
   T* components = nullptr;  ///< capacity rows of d_k + d_v numbers

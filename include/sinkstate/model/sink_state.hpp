@@ -26,13 +26,15 @@ struct StateRecord {
   std::int64_t tokens = 0;       ///< seen since the state was empty or initialised
   std::int64_t compactions = 0;  ///< since then
   std::int32_t dense = 0;        ///< the body is the dense matrix, not the factors
-  std::int32_t dense_age = 0;    ///< compactions since it became so, or was last tried in low-rank form
+  std::int32_t dense_age =
+      0;  ///< compactions since it became so, or was last tried in low-rank form
 };
 
 /// What a state occupies, in bytes, part by part.
 struct StateBytes {
   std::size_t body = 0;  ///< factors and strengths at the present rank, or the dense matrix
-  std::size_t sink = 0;  ///< its d_k coefficients; the direction is shared by all requests and not counted
+  std::size_t sink =
+      0;  ///< its d_k coefficients; the direction is shared by all requests and not counted
   std::size_t buffer_keys = 0;
   std::size_t buffer_corrections = 0;
   std::size_t log_decays = 0;
@@ -47,8 +49,9 @@ struct StateBytes {
 ///
 ///     S = sink direction^T + body + sum_j (decay since j) key_j correction_j^T
 ///
-/// where the body is low-rank factors or, when `record->dense`, a matrix in the same memory. Copied freely; verbs take
-/// it by value and work on what it points to. One state is used by one thread at a time.
+/// where the body is low-rank factors or, when `record->dense`, a matrix in the same memory. Copied
+/// freely; verbs take it by value and work on what it points to. One state is used by one thread at
+/// a time.
 template <class PolicyType>
 struct SinkStateView {
   using Policy = PolicyType;
@@ -56,7 +59,8 @@ struct SinkStateView {
 
   StateConfig config;
   LowRankFactorsView<Compute> factors;
-  MatrixView<Compute> matrix;  ///< d_k x d_v in the memory of the factors; no rows if the state never goes dense
+  MatrixView<Compute>
+      matrix;  ///< d_k x d_v in the memory of the factors; no rows if the state never goes dense
   UpdateBufferView<Compute> buffer;
   Compute* sink = nullptr;                  ///< d_k numbers, as of the last compaction
   const Compute* sink_direction = nullptr;  ///< d_v numbers
@@ -68,13 +72,14 @@ struct SinkStateView {
   SINKSTATE_HOST_DEVICE Index buffered() const { return *buffer.count; }
   /// The buffer holds the tokens of one period: time to compact.
   SINKSTATE_HOST_DEVICE bool due() const { return buffered() >= config.buffer; }
-  /// Upper bound of the Frobenius norm of what this state is away from the exact recurrence over the same tokens.
+  /// Upper bound of the Frobenius norm of what this state is away from the exact recurrence over
+  /// the same tokens.
   SINKSTATE_HOST_DEVICE Compute certificate() const { return buffer.certificates[buffered()]; }
 
   StateBytes bytes() const { return bytes_at(config, rank(), dense()); }
 
-  /// What a state of this configuration occupies at a given rank or in dense form. The buffer counts at its capacity,
-  /// since that is what has to be kept ready.
+  /// What a state of this configuration occupies at a given rank or in dense form. The buffer
+  /// counts at its capacity, since that is what has to be kept ready.
   static StateBytes bytes_at(const StateConfig& config, Index rank, bool dense) {
     const auto numbers = [](Index count) {
       return static_cast<std::size_t>(count) * sizeof(Compute);
@@ -117,7 +122,8 @@ template <class Policy>
 const typename Policy::Compute* check_sink_direction(const StateConfig& config,
                                                      const typename Policy::Compute* direction) {
   if (Policy::Sink::present != (direction != nullptr)) {
-    refuse("sink direction", Policy::Sink::present ? "d_v numbers (MeanValueSink)" : "none (NoSink)",
+    refuse("sink direction",
+           Policy::Sink::present ? "d_v numbers (MeanValueSink)" : "none (NoSink)",
            direction == nullptr ? "null" : "a pointer");
   }
   for (Index j = 0; Policy::Sink::present && j < config.d_v; ++j) {
@@ -149,8 +155,8 @@ SINKSTATE_HOST_DEVICE void reset(SinkStateView<Policy> view) noexcept {
   }
 }
 
-/// Takes the last `tokens` buffered tokens back, in O(1). State, certificate and outputs are bit-equal to those before
-/// them. Tokens that a compaction has folded in stay.
+/// Takes the last `tokens` buffered tokens back, in O(1). State, certificate and outputs are
+/// bit-equal to those before them. Tokens that a compaction has folded in stay.
 /// @returns nothing_to_roll_back for a negative number or more than are buffered
 template <class Policy>
 SINKSTATE_HOST_DEVICE Status roll_back(SinkStateView<Policy> view, Index tokens) noexcept {
@@ -171,8 +177,10 @@ std::size_t state_bytes(const StateConfig& config) {
 
 /// A state in the caller's own memory, emptied.
 /// @param memory          `state_bytes<Policy>(config)` bytes, aligned to 64
-/// @param sink_direction  d_v finite numbers that outlive the view; null without a sink. Zeros mean no sink.
-/// @throws Error for an unusable configuration, memory too small or misaligned, or a direction missing or too many
+/// @param sink_direction  d_v finite numbers that outlive the view; null without a sink. Zeros mean
+/// no sink.
+/// @throws Error for an unusable configuration, memory too small or misaligned, or a direction
+/// missing or too many
 template <class Policy>
 SinkStateView<Policy> make_view(void* memory, std::size_t size, const StateConfig& config,
                                 const typename Policy::Compute* sink_direction = nullptr) {
@@ -199,9 +207,11 @@ class SinkState
   using Base = Owner<SinkStateView<Policy>, StateConfig, const typename Policy::Compute*>;
 
  public:
-  /// @param sink_direction  the head's mean value, d_v finite numbers, shared by all requests and therefore not copied:
+  /// @param sink_direction  the head's mean value, d_v finite numbers, shared by all requests and
+  /// therefore not copied:
   ///                        it outlives the state. Null without a sink.
-  /// @throws Error for a configuration that cannot be used, or a direction that is missing, not finite, or not wanted
+  /// @throws Error for a configuration that cannot be used, or a direction that is missing, not
+  /// finite, or not wanted
   explicit SinkState(const StateConfig& config,
                      const typename Policy::Compute* sink_direction = nullptr)
       : Base(config.checked(), detail::check_sink_direction<Policy>(config, sink_direction)) {

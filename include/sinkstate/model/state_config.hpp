@@ -19,10 +19,11 @@ struct StateConfig {
   Index buffer = 8;
   /// Further tokens that the buffer can hold while a draft is open.
   Index draft = 0;
-  /// Terms weaker than epsilon times the strongest (or than the sink, if that is stronger) are dropped. 0 keeps all that
-  /// is above rounding. (FullSvd)
+  /// Terms weaker than epsilon times the strongest (or than the sink, if that is stronger) are
+  /// dropped. 0 keeps all that is above rounding. (FullSvd)
   double epsilon = 1e-2;
-  /// Most terms kept; 0: as many as pay, or as the state can have when the dense fallback is off. (FullSvd)
+  /// Most terms kept; 0: as many as pay, or as the state can have when the dense fallback is off.
+  /// (FullSvd)
   Index rank_cap = 0;
   /// A state that needs more terms than pay is kept dense, exactly. (FullSvd)
   bool dense_fallback = true;

@@ -5,23 +5,25 @@
 #include <cstdint>
 
 #include "../config.hpp"
-#include "../core/owner.hpp"
 #include "../core/error.hpp"
 #include "../core/matrix_view.hpp"
+#include "../core/owner.hpp"
 #include "../core/workspace.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
 /// Buffered tokens over memory of somebody else: docs/mathematics.md, equations (2) and (3).
 ///
-/// Token j wrote key_j correction_j^T, and its own log decay is kept beside it, so that decays are suffix sums of
-/// non-positive numbers. Nothing in the buffer is rewritten before it is emptied: to roll back is to lower `count`.
+/// Token j wrote key_j correction_j^T, and its own log decay is kept beside it, so that decays are
+/// suffix sums of non-positive numbers. Nothing in the buffer is rewritten before it is emptied: to
+/// roll back is to lower `count`.
 template <class T>
 struct UpdateBufferView {
   MatrixView<T> keys;         ///< capacity x d_k
   MatrixView<T> corrections;  ///< capacity x d_v, b (v - theta S^T L k)
   MatrixView<T> log_decays;   ///< capacity x (0, 1 or d_k)
-  /// capacity + 1 numbers each: [0] after the last compaction, [j] after j buffered tokens (docs/numerics.md).
+  /// capacity + 1 numbers each: [0] after the last compaction, [j] after j buffered tokens
+  /// (docs/numerics.md).
   T* certificates = nullptr;
   T* masses = nullptr;
   std::int32_t* count = nullptr;

@@ -14,8 +14,8 @@ enum class Decay { none, scalar, per_channel };
 ///
 ///     S_t = L S_{t-1} + b k (v - theta S_{t-1}^T L k)^T
 ///
-/// with theta = 1 when the rule corrects what the key already recalls, else 0, and L = I, exp(g) I or diag(exp(g)).
-/// The decay comes before the correction.
+/// with theta = 1 when the rule corrects what the key already recalls, else 0, and L = I, exp(g) I
+/// or diag(exp(g)). The decay comes before the correction.
 template <bool Corrects, Decay Forgets>
 struct UpdateRule {
   static constexpr bool corrects = Corrects;
@@ -27,8 +27,8 @@ struct UpdateRule {
   }
 };
 
-/// Mamba-2 (Dao and Gu, 2024): key = B, value = x, query = C, write strength = dt, log decay = dt * A. The D skip
-/// stays outside.
+/// Mamba-2 (Dao and Gu, 2024): key = B, value = x, query = C, write strength = dt, log decay = dt *
+/// A. The D skip stays outside.
 struct Mamba2 : UpdateRule<false, Decay::scalar> {};
 /// Gated DeltaNet (Yang et al., 2025).
 struct GatedDelta : UpdateRule<true, Decay::scalar> {};
@@ -41,10 +41,12 @@ struct GatedLinearAttention : UpdateRule<false, Decay::per_channel> {};
 /// DeltaNet (Schlag et al., 2021): correction, no decay.
 struct DeltaNet : UpdateRule<true, Decay::none> {};
 
-/// What one token writes. Pointers to contiguous numbers that the caller keeps alive during the call.
+/// What one token writes. Pointers to contiguous numbers that the caller keeps alive during the
+/// call.
 ///
-/// Any finite write strength is followed exactly (the usual range is [0, 2]; Mamba-2's has no upper end), and so are
-/// keys of any norm: the state then grows as the recurrence says. A log decay lies in [-inf, 0], others are refused.
+/// Any finite write strength is followed exactly (the usual range is [0, 2]; Mamba-2's has no upper
+/// end), and so are keys of any norm: the state then grows as the recurrence says. A log decay lies
+/// in [-inf, 0], others are refused.
 template <class T>
 struct Token {
   const T* key = nullptr;        ///< d_k numbers
