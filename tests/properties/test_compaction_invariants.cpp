@@ -1,5 +1,6 @@
-// What holds after every compaction, over 10,000 of them: orthonormal factors, sorted strengths, and
-// nothing dropped that epsilon keeps. Before and after are formed here in fp64 from stored numbers.
+// What holds after every compaction, over 10,000 of them: orthonormal factors, sorted strengths,
+// and nothing dropped that epsilon keeps. Before and after are formed here in fp64 from stored
+// numbers.
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
@@ -83,10 +84,10 @@ void check_factors(const SinkStateView<P>& view, double reference, int token, Wo
     REQUIRE(static_cast<double>(strengths[i]) >= least);
   }
   if (P::Sink::present && view.rank() > 0) {
-    const Matrix direction = to_matrix(MatrixView<const T>{view.sink_direction, 1, view.config.d_v,
-                                                           view.config.d_v});
-    // Each by its strength: the split leaves rounding of the whole content along the direction, and a
-    // weak term, made of what the strong ones left over, has most of it.
+    const Matrix direction =
+        to_matrix(MatrixView<const T>{view.sink_direction, 1, view.config.d_v, view.config.d_v});
+    // Each by its strength: the split leaves rounding of the whole content along the direction, and
+    // a weak term, made of what the strong ones left over, has most of it.
     Matrix content = to_matrix(view.factors.values());
     for (Index i = 0; i < view.rank(); ++i) content.row(i) *= static_cast<double>(strengths[i]);
     const double length = direction.norm();
@@ -115,8 +116,8 @@ void check_compaction(StateRunner<P>& runner, int token, Worst& worst) {
   REQUIRE(static_cast<double>(view.certificate()) >= certificate_before + lost.norm());
 
   const double sink = sink_strength_of(view);
-  const double strongest = view.rank() > 0 ? static_cast<double>(view.factors.strengths[0])
-                                           : spectral_norm(before);
+  const double strongest =
+      view.rank() > 0 ? static_cast<double>(view.factors.strengths[0]) : spectral_norm(before);
   const double reference = std::max(sink, strongest);
   if (!view.dense()) check_factors(view, reference, token, worst);
 
@@ -164,8 +165,6 @@ int check_run(int run, int compactions) {
   const auto check = [](const char* what, const Margin& margin) {
     INFO(what << ": " << margin.where());
     CHECK(margin.ratio() <= 1);
-    static std::FILE* f = std::getenv("MARGINS") ? std::fopen(std::getenv("MARGINS"), "a") : nullptr;  // REMOVE
-    if (f) std::fprintf(f, "%.4f %s %s\n", margin.ratio(), what, policy_name<P>().c_str());            // REMOVE
   };
   check("|U^T U - I|", worst.keys);
   check("|V^T V - I|", worst.values);

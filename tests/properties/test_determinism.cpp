@@ -86,17 +86,15 @@ class PoisonedBytes {
   PoisonedBytes(std::size_t size, std::size_t offset) : bytes_(size + offset), offset_(offset) {
     std::memset(data(), 0xff, size);
   }
-  void* data() {
-    return static_cast<unsigned char*>(const_cast<void*>(bytes_.data())) + offset_;
-  }
+  void* data() { return static_cast<unsigned char*>(const_cast<void*>(bytes_.data())) + offset_; }
 
  private:
   AlignedBytes bytes_;
   std::size_t offset_;
 };
 
-// d_k and d_v are no multiples of the vector width; the first stream stays low-rank, the second goes
-// dense.
+// d_k and d_v are no multiples of the vector width; the first stream stays low-rank, the second
+// goes dense.
 template <class Rule, class Body>
 void on_streams(const Body& body) {
   const std::uint64_t seed = test_seed();
@@ -211,8 +209,8 @@ TEMPLATE_LIST_TEST_CASE("determinism: a rolled back draft leaves nothing", "[det
         require_ok(advance(fresh.team, view, fresh.inputs.token((t * 7 + ahead) % tokens)));
       }
       require_ok(roll_back(view, draft));
-      require_ok(step(fresh.team, view, fresh.inputs.token(t), fresh.inputs.query(t),
-                      output.data()));
+      require_ok(
+          step(fresh.team, view, fresh.inputs.token(t), fresh.inputs.query(t), output.data()));
       results.insert(results.end(), output.begin(), output.end());
       if (view.due()) require_ok(compact(fresh.team, view));
     }
@@ -250,8 +248,7 @@ TEMPLATE_LIST_TEST_CASE("determinism: a copy goes on alike", "[determinism]", Al
   });
 }
 
-TEMPLATE_LIST_TEST_CASE("determinism: reset, and memory that held NaN", "[determinism]",
-                        AllRules) {
+TEMPLATE_LIST_TEST_CASE("determinism: reset, and memory that held NaN", "[determinism]", AllRules) {
   on_streams<TestType>([](auto tag, const Stream& stream) {
     using P = typename decltype(tag)::type;
     const auto expected = Fresh<P>(stream).replay_all();

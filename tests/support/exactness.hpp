@@ -1,5 +1,5 @@
-// How far a state with nothing truncated is from the oracle, against what is allowed; the checks are
-// the same in both precisions.
+// How far a state with nothing truncated is from the oracle, against what is allowed; the checks
+// are the same in both precisions.
 #pragma once
 
 #include <algorithm>
@@ -55,8 +55,8 @@ class Allowance {
   double plain_ = 0;
 };
 
-// Tokens [first, last) of a stream from a fresh state, or from `initial` by `method`; the oracle and
-// the plain fp32 recurrence beside it. Compacts when due.
+// Tokens [first, last) of a stream from a fresh state, or from `initial` by `method`; the oracle
+// and the plain fp32 recurrence beside it. Compacts when due.
 template <class P, class Method = ExactSvd>
 Deviation deviation(const Stream& stream, const StateConfig& config, double multiple, int first,
                     int last, const std::vector<float>& initial = {}, const Method& method = {}) {
@@ -120,12 +120,6 @@ inline StateConfig untruncated(Shape shape, int buffer, bool dense_fallback) {
 }
 
 template <class P>
-void report_margin(const Deviation& worst, const std::string& how) {
-  static std::FILE* f = std::getenv("MARGINS") ? std::fopen(std::getenv("MARGINS"), "a") : nullptr;
-  if (f) std::fprintf(f, "%.4f %.4f | %s | %s\n", worst.state.ratio(), worst.output.ratio(), policy_name<P>().c_str(), how.c_str()), std::fflush(f);
-}  // REMOVE
-
-template <class P>
 void check_deviation(const Stream& stream, const Deviation& worst, const std::string& how) {
   INFO(policy_name<P>() << ", " << how << "; " << describe(stream));
   {
@@ -136,7 +130,6 @@ void check_deviation(const Stream& stream, const Deviation& worst, const std::st
     INFO("output: " << worst.output.where());
     CHECK(worst.output.ratio() <= 1);
   }
-  report_margin<P>(worst, how);
 }
 
 // Windows of 64 tokens, each from a fresh state and never compacted.
@@ -171,8 +164,8 @@ void with_and_without_fallback(const Check& check) {
 template <class Rule, class Precision>
 void check_every_scenario(std::uint64_t rule_number) {
   const Shape shapes[] = {{1, 5}, {5, 1}, {5, 80}, {96, 5}, {24, 16}, {128, 5}, {5, 256}, {80, 1}};
-  const std::uint64_t runs = static_cast<std::uint64_t>(scenarios) *
-                             static_cast<std::uint64_t>(test_scale());
+  const std::uint64_t runs =
+      static_cast<std::uint64_t>(scenarios) * static_cast<std::uint64_t>(test_scale());
   for (std::uint64_t run = 0; run < runs; ++run) {
     const Shape shape = shapes[(3 * run + rule_number) % std::size(shapes)];
     const int scenario = static_cast<int>(run % scenarios);
@@ -237,14 +230,12 @@ void check_given_initial_state(std::uint64_t rule_number) {
         with_and_without_fallback<P>([&](bool fallback) {
           const StateConfig config = untruncated(shape, 8, fallback);
           check_deviation<P>(
-              stream,
-              deviation<P>(stream, config, with_compaction, 0, tokens, initial, ExactSvd{}),
+              stream, deviation<P>(stream, config, with_compaction, 0, tokens, initial, ExactSvd{}),
               "from ExactSvd");
           RandomizedSvd randomized;
           randomized.seed = seed;
           check_deviation<P>(
-              stream,
-              deviation<P>(stream, config, with_compaction, 0, tokens, initial, randomized),
+              stream, deviation<P>(stream, config, with_compaction, 0, tokens, initial, randomized),
               "from RandomizedSvd");
         });
       });

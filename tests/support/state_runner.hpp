@@ -18,14 +18,15 @@ namespace sinkstate::testing {
 
 // ---- Policies --------------------------------------------------------------------------------
 
-using AllRules = std::tuple<Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention, DeltaNet>;
+using AllRules =
+    std::tuple<Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention, DeltaNet>;
 
 // The oracle's name for a rule of the library.
 template <class Rule>
-inline constexpr RuleTraits traits_of{Rule::corrects,
-                                      Rule::decay == Decay::none     ? RuleTraits::Decay::none
-                                      : Rule::decay == Decay::scalar ? RuleTraits::Decay::scalar
-                                                                     : RuleTraits::Decay::per_channel};
+inline constexpr RuleTraits traits_of{
+    Rule::corrects, Rule::decay == Decay::none     ? RuleTraits::Decay::none
+                    : Rule::decay == Decay::scalar ? RuleTraits::Decay::scalar
+                                                   : RuleTraits::Decay::per_channel};
 
 template <class PolicyType>
 struct PolicyTag {
@@ -121,10 +122,11 @@ class Inputs {
             write_strengths_[static_cast<std::size_t>(t)]};
   }
   Tokens<T> tokens(int first, int count) const {
-    return {{keys_.data() + first * d_k_, count, d_k_, d_k_},
-            {values_.data() + first * d_v_, count, d_v_, d_v_},
-            {decays_ == 0 ? nullptr : log_decays_.data() + first * decays_, count, decays_, decays_},
-            write_strengths_.data() + first};
+    return {
+        {keys_.data() + first * d_k_, count, d_k_, d_k_},
+        {values_.data() + first * d_v_, count, d_v_, d_v_},
+        {decays_ == 0 ? nullptr : log_decays_.data() + first * decays_, count, decays_, decays_},
+        write_strengths_.data() + first};
   }
   const T* query(int t) const { return queries_.data() + t * d_k_; }
   MatrixView<const T> queries(int first, int count) const {
@@ -164,8 +166,8 @@ class StateRunner {
   T certificate() { return view().certificate(); }
 
   const std::vector<T>& step(int token) {
-    require_ok(sinkstate::step(team_, view(), inputs_.token(token), inputs_.query(token),
-                               output_.data()));
+    require_ok(
+        sinkstate::step(team_, view(), inputs_.token(token), inputs_.query(token), output_.data()));
     return output_;
   }
   CompactionReport compact() {
@@ -220,8 +222,8 @@ std::vector<W> stored_state(const SinkStateView<P>& view) {
   for (Index t = view.buffered() - 1; t >= 0; --t) {
     add(view.buffer.keys.row(t), view.buffer.corrections.row(t), W(1));
     for (std::size_t i = 0; channels > 0 && i < d_k; ++i) {
-      log_decay[i] += static_cast<W>(
-          view.buffer.log_decays(t, channels == 1 ? 0 : static_cast<Index>(i)));
+      log_decay[i] +=
+          static_cast<W>(view.buffer.log_decays(t, channels == 1 ? 0 : static_cast<Index>(i)));
     }
   }
   for (Index r = 0; r < view.rank(); ++r) {

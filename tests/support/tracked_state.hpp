@@ -121,7 +121,8 @@ class TrackedState {
   }
 
   void check_certificate() {
-    CHECK(error() <= static_cast<double>(certificate_));
+    const double deviation = error();  // and the certificate of the same matrix
+    CHECK(deviation <= static_cast<double>(certificate_));
     CHECK(std::isfinite(certificate_));
   }
 

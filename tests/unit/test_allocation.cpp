@@ -4,8 +4,8 @@ namespace {
 int eigen_failures = 0;
 }
 // Counted in release builds as well, where Eigen's assertions are off.
-#define eigen_assert(condition) \
-  do {                          \
+#define eigen_assert(condition)         \
+  do {                                  \
     if (!(condition)) ++eigen_failures; \
   } while (false)
 
@@ -207,11 +207,11 @@ TEST_CASE("allocation: the watch sees every form", "[allocation]") {
   const AllocationWatch watch;
   ::operator delete(::operator new(1));
   ::operator delete[](::operator new[](1));
-  ::operator delete(::operator new(1, Alignment{64}), Alignment{64});
+  ::operator delete (::operator new (1, Alignment{64}), Alignment{64});
   ::operator delete[](::operator new[](1, Alignment{64}), Alignment{64});
   ::operator delete(::operator new(1, std::nothrow), std::nothrow);
   ::operator delete[](::operator new[](1, std::nothrow), std::nothrow);
-  ::operator delete(::operator new(1, Alignment{64}, std::nothrow), Alignment{64});
+  ::operator delete (::operator new (1, Alignment{64}, std::nothrow), Alignment{64});
   ::operator delete[](::operator new[](1, Alignment{64}, std::nothrow), Alignment{64});
   const long by_operator_new = watch.count();
   Eigen::internal::aligned_free(Eigen::internal::aligned_malloc(64));

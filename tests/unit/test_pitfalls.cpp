@@ -29,7 +29,7 @@ using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered>;
 
 TEMPLATE_TEST_CASE("pitfall 1: terms of the body that are not orthogonal are not trusted",
                    "[pitfalls]", F32<Mamba2>, F64<Mamba2>) {
-  TrackedState<TestType> s(config_of(6, 5));
+  TrackedState<TestType> s(config_of(12, 10));
   // A body as some other compaction may have left it, and one token.
   *s.view.factors.rank = 2;
   const double body[2][2] = {{1, 0}, {0.8, 0.6}};
@@ -41,7 +41,7 @@ TEMPLATE_TEST_CASE("pitfall 1: terms of the body that are not orthogonal are not
   }
   s.view.factors.strengths[0] = 1;
   s.view.factors.strengths[1] = static_cast<typename TestType::Compute>(0.9);
-  REQUIRE(s.try_advance(axis(6, 2), axis(5, 2), {0}, 0.1) == Status::ok);
+  REQUIRE(s.try_advance(axis(12, 2), axis(10, 2), {0}, 0.1) == Status::ok);
   s.compact();
   REQUIRE(s.view.rank() == 3);
   s.check_factors();

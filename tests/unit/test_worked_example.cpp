@@ -1,8 +1,8 @@
 // The worked example of "SinkState", section 4.2: a 4 x 4 state and two tokens of Mamba-2, epsilon
 // 0.1, two decimals. The paper writes H = S^T: its U is our value side, its V our key side.
 //
-// Published in full: u_0, v_0, the strengths, both tokens, the decays. Of the other terms of H_0 only
-// first components are, and of H_0 itself only the first row.
+// Published in full: u_0, v_0, the strengths, both tokens, the decays. Of the other terms of H_0
+// only first components are, and of H_0 itself only the first row.
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -64,27 +64,28 @@ StateConfig config_of(Index d) {
 // A state that starts from S = sum_i strength_i key_i value_i^T and takes the two tokens.
 class Example {
  public:
-  explicit Example(Index d) : d_(d), state_(config_of(d)), team_(all_workspace_bytes<P>(config_of(d))) {}
+  explicit Example(Index d)
+      : d_(d), state_(config_of(d)), team_(all_workspace_bytes<P>(config_of(d))) {}
 
   void add_term(double strength, const Vector& key, const Vector& value) {
     initial_.resize(static_cast<std::size_t>(d_ * d_), 0.0);
     auto dense = rows_of(initial_, d_);
     for (Index i = 0; i < d_; ++i) {
       for (Index j = 0; j < d_; ++j) {
-        dense(i, j) += strength * key[static_cast<std::size_t>(i)] * value[static_cast<std::size_t>(j)];
+        dense(i, j) +=
+            strength * key[static_cast<std::size_t>(i)] * value[static_cast<std::size_t>(j)];
       }
     }
   }
-  void start() {
-    require_ok(initialize(team_, view(), rows_of(initial_, d_), ExactSvd{}));
-  }
+  void start() { require_ok(initialize(team_, view(), rows_of(initial_, d_), ExactSvd{})); }
   Vector step(const PaperToken& token) {
     const auto size = static_cast<std::size_t>(d_);
     const Vector key = padded(token.k, size), value = padded(token.v, size);
     const Vector query = padded(token.q, size);
     const double log_decay = std::log(token.decay);
     Vector output(size);
-    require_ok(sinkstate::step(team_, view(), Token<double>{key.data(), value.data(), &log_decay, 1.0},
+    require_ok(sinkstate::step(team_, view(),
+                               Token<double>{key.data(), value.data(), &log_decay, 1.0},
                                query.data(), output.data()));
     return output;
   }
@@ -117,7 +118,8 @@ TEST_CASE("worked example: the core, by orthogonalising both sides", "[worked_ex
   const double weights[] = {5.76, .8, 1};
   double first_row[3] = {0, 0, 0};
   for (Index column = 0; column < 3; ++column) {
-    for (Index j = 0; j < 3; ++j) first_row[column] += weights[j] * r_left(j, 0) * r_right(j, column);
+    for (Index j = 0; j < 3; ++j)
+      first_row[column] += weights[j] * r_left(j, 0) * r_right(j, column);
   }
   CHECK(first_row[0] == Catch::Approx(8.96).margin(two_decimals));
   CHECK(first_row[1] == Catch::Approx(.48).margin(two_decimals));
@@ -160,8 +162,8 @@ TEST_CASE("worked example: singular values and first rows", "[worked_example]") 
 }
 
 TEST_CASE("worked example: the survivors, frozen terms merged", "[worked_example]") {
-  // The frozen vectors are not published. Two further channels stand for them: apart from the active
-  // terms, they keep their strengths, 1.41 and .79, as in the paper.
+  // The frozen vectors are not published. Two further channels stand for them: apart from the
+  // active terms, they keep their strengths, 1.41 and .79, as in the paper.
   Example example(6);
   example.add_term(8.0, padded(v0, 6), padded(u0, 6));
   example.add_term(1.95, {0, 0, 0, 0, 1, 0}, {0, 0, 0, 0, 1, 0});
@@ -184,8 +186,8 @@ TEST_CASE("worked example: the survivors, frozen terms merged", "[worked_example
 }
 
 TEST_CASE("worked example: outputs along u_0", "[worked_example]") {
-  // The other terms of H_0 are orthogonal to u_0: along it the published outputs are those of a state
-  // that starts from the first term alone.
+  // The other terms of H_0 are orthogonal to u_0: along it the published outputs are those of a
+  // state that starts from the first term alone.
   Example example(4);
   example.add_term(8.0, v0, u0);
   example.start();
@@ -195,8 +197,8 @@ TEST_CASE("worked example: outputs along u_0", "[worked_example]") {
 }
 
 TEST_CASE("worked example: first components of the outputs", "[worked_example]") {
-  // They depend on the first row of H_0 alone, which is published before the term of strength .06 was
-  // cut off; the outputs are those after.
+  // They depend on the first row of H_0 alone, which is published before the term of strength .06
+  // was cut off; the outputs are those after.
   Example example(4);
   example.add_term(1, {1.18, .84, .81, .78}, {1, 0, 0, 0});
   example.start();

@@ -68,23 +68,40 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   return true;
 }
 
-/// Writes a dense body.
+/// Writes a dense body. Rows that are about to become subnormal are dropped.
 /// @returns its Frobenius norm
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE T keep_dense(Team& team, const SinkStateView<Policy>& state,
                                    const MatrixView<T>& content, CompactionReport& report) {
   T norm = T(0);
+  report.dropped = 0;
   for (Index i = 0; i < content.rows; ++i) {
+    const T row = team.norm(content.cols, content.row(i));
+    if (row < smallest_kept<T>) {
+      team.fill(content.cols, T(0), content.row(i));
+      report.dropped += static_cast<double>(row);
+    } else {
+      norm = std::hypot(norm, row);
+    }
     team.copy(content.cols, content.row(i), state.matrix.row(i));
-    norm = std::hypot(norm, team.norm(content.cols, content.row(i)));
   }
   if (state.record->dense == 0) state.record->dense_age = 0;
   state.record->dense = 1;
   *state.factors.rank = 0;
   report.rank_after = 0;
-  report.dropped = 0;
   report.dense = true;
   return norm;
+}
+
+/// Drops a sink that is about to become subnormal.
+/// @returns the norm of what was dropped
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE T drop_faded_sink(Team& team, Index d_k, T* coefficients, T& strength) {
+  if (!(strength < smallest_kept<T>)) return T(0);
+  const T dropped = strength;
+  team.fill(d_k, T(0), coefficients);
+  strength = T(0);
+  return dropped;
 }
 
 template <class Policy, class T = typename Policy::Compute>
@@ -127,7 +144,9 @@ struct CompactScratch {
 
   SINKSTATE_HOST_DEVICE CompactScratch(const StateConfig& config, Workspace& memory)
       : terms(config, memory) {
-    if (!Policy::Compaction::low_rank || config.dense_fallback) {
+    if (!Policy::Compaction::low_rank) {
+      dense = DenseSvdScratch<T>::carve(memory, config, 0, 0);
+    } else if (config.dense_fallback) {
       dense =
           DenseSvdScratch<T>::carve(memory, config, returning_rank(config), RandomizedSvd{}.block);
     }
@@ -266,6 +285,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
     roundoffs += static_cast<double>(done.rank_before);
     body = detail::keep_dense(team, state, content, done);
     if constexpr (Policy::Compaction::low_rank) {
+      const double faded = done.dropped;
       if (++state.record->dense_age >= config.dense_retry) {
         state.record->dense_age = 0;
         RandomizedSvd options;
@@ -273,17 +293,24 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
         low_rank =
             detail::compress_dense(team, state, options, detail::normalize_matrix(team, content),
                                    sink, detail::returning_rank(config), true, scratch.dense, done);
-        if (low_rank) roundoffs += 2.0 * static_cast<double>(done.rank_after + 1);
+        if (low_rank) {
+          roundoffs += 2.0 * static_cast<double>(done.rank_after + 1);
+          done.dropped += faded;
+        }
       }
     }
   }
   if (low_rank) body = detail::strengths_sum(state);
 
+  if constexpr (Policy::Sink::present) {
+    done.dropped +=
+        static_cast<double>(detail::drop_faded_sink(team, config.d_k, terms.sink, sink));
+    team.copy(config.d_k, terms.sink, state.sink);
+  }
   const T rounding =
       detail::unit_roundoff<T> *
       (detail::bound_product(static_cast<T>(roundoffs), state.buffer.masses[buffered]) + rotations);
   const T error = state.certificate() + static_cast<T>(done.dropped) + rounding;
-  if constexpr (Policy::Sink::present) team.copy(config.d_k, terms.sink, state.sink);
   detail::commit(state, error, body + sink);
   state.record->compactions += 1;
   if (report != nullptr) *report = done;

@@ -30,14 +30,17 @@ struct InitializeScratch {
 
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, const RandomizedSvd& options,
                                           Workspace& memory)
-      : InitializeScratch(config, config.rank_capacity(), options.block, memory) {}
+      : InitializeScratch(config, SinkStateView<Policy>::rank_capacity(config), options.block,
+                          memory) {}
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, ExactSvd, Workspace& memory)
       : InitializeScratch(config, config.d_k, 0, memory) {}
 
  private:
+  static constexpr bool low_rank = Policy::Compaction::low_rank;
+
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, Index most, Index block,
                                           Workspace& memory)
-      : dense(DenseSvdScratch<T>::carve(memory, config, most, block)),
+      : dense(DenseSvdScratch<T>::carve(memory, config, low_rank ? most : 0, low_rank ? block : 0)),
         split(Policy::Sink::present ? config.d_v : 0, memory),
         sink(memory.take<T>(Policy::Sink::present ? config.d_k : 0)) {}
 };

@@ -73,10 +73,12 @@ struct Decomposition {
     return std::ldexp(strengths[order[i]], exponent);
   }
 
-  /// How many singular values are above rounding and at least `least`.
+  /// How many singular values are above rounding, at least `least`, and not about to become
+  /// subnormal.
   SINKSTATE_HOST_DEVICE Index above(T least) const {
     if (count == 0) return 0;
     const T noise = negligible<T> * strengths[order[0]];
+    if (least < smallest_kept<T>) least = smallest_kept<T>;
     Index rank = 0;
     while (rank < count && strengths[order[rank]] > noise && strength(rank) >= least) ++rank;
     return rank;

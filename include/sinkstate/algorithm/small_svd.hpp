@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
@@ -15,6 +16,12 @@ namespace detail {
 /// them.
 template <class T>
 inline constexpr T negligible = 8 * unit_roundoff<T>;
+
+/// Terms and rows below this are dropped: multiplied by anything down to u they would become
+/// subnormal numbers, which take a processor a hundred times longer.
+template <class T>
+inline constexpr T smallest_kept =
+    std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
 
 template <class T>
 struct JacobiOutcome {

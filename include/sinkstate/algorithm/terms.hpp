@@ -27,8 +27,9 @@ struct CurrentTerms {
   SINKSTATE_HOST_DEVICE CurrentTerms(const StateConfig& config, Workspace& memory)
       : walk(config.d_k, memory),
         split(Policy::Sink::present ? config.d_v : 0, memory),
-        list(TermList<T>::carve(memory, config.rank_capacity() + config.buffer_capacity(),
-                                config.d_k, config.d_v)),
+        list(TermList<T>::carve(
+            memory, SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity(),
+            config.d_k, config.d_v)),
         sink(memory.take<T>(config.d_k)),
         body_decay(memory.take<T>(config.d_k)) {}
 };

@@ -76,6 +76,11 @@ struct SinkStateView {
   /// the same tokens.
   SINKSTATE_HOST_DEVICE Compute certificate() const { return buffer.certificates[buffered()]; }
 
+  /// Most terms of the body.
+  SINKSTATE_HOST_DEVICE static constexpr Index rank_capacity(const StateConfig& config) {
+    return Policy::Compaction::low_rank ? config.rank_capacity() : 0;
+  }
+
   StateBytes bytes() const { return bytes_at(config, rank(), dense()); }
 
   /// What a state of this configuration occupies at a given rank or in dense form. The buffer
@@ -97,13 +102,12 @@ struct SinkStateView {
 
   static SinkStateView carve(Workspace& memory, const StateConfig& config,
                              const Compute* sink_direction) {
-    constexpr bool low_rank = Policy::Compaction::low_rank;
     SinkStateView view;
     view.config = config;
-    const Index dense_rows = !low_rank || config.dense_fallback ? config.d_k : 0;
-    view.factors = LowRankFactorsView<Compute>::carve(memory, config.d_k, config.d_v,
-                                                      low_rank ? config.rank_capacity() : 0,
-                                                      dense_rows * config.d_v);
+    const Index dense_rows =
+        !Policy::Compaction::low_rank || config.dense_fallback ? config.d_k : 0;
+    view.factors = LowRankFactorsView<Compute>::carve(
+        memory, config.d_k, config.d_v, rank_capacity(config), dense_rows * config.d_v);
     view.matrix = {view.factors.components, dense_rows, config.d_v, config.d_v};
     view.buffer = UpdateBufferView<Compute>::carve(memory, config.d_k, config.d_v,
                                                    Policy::Rule::log_decays(config.d_k),

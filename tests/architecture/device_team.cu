@@ -1,0 +1,109 @@
+// The shared algorithms compile for a device, over a team that is one thread of plain loops. It proves what "written once
+// over a team" says; it is not a backend.
+
+#include <cmath>
+#include <sinkstate/algorithm/advance.hpp>
+#include <sinkstate/algorithm/compact.hpp>
+#include <sinkstate/algorithm/initialize.hpp>
+#include <sinkstate/algorithm/materialize.hpp>
+#include <sinkstate/algorithm/read_out.hpp>
+
+namespace {
+
+using namespace sinkstate;
+
+template <class T>
+class PlainTeam {
+ public:
+  __device__ PlainTeam(void* bytes, std::size_t size) : bytes_(bytes), size_(size) {}
+
+  __device__ Workspace workspace() const { return Workspace(bytes_, size_); }
+
+  __device__ T dot(Index n, const T* x, const T* y) const {
+    T sum = 0;
+    for (Index i = 0; i < n; ++i) sum += x[i] * y[i];
+    return sum;
+  }
+  __device__ T norm(Index n, const T* x) const { return std::sqrt(dot(n, x, x)); }
+  __device__ T max_abs(Index n, const T* x) const {
+    T largest = 0;
+    for (Index i = 0; i < n; ++i) largest = std::fmax(largest, std::abs(x[i]));
+    return largest;
+  }
+  __device__ bool finite(Index n, const T* x) const {
+    T sum = 0;
+    for (Index i = 0; i < n; ++i) sum += x[i] * T(0);
+    return sum == T(0);
+  }
+  __device__ void project(const MatrixView<const T>& rows, const T* x, T* z) const {
+    for (Index i = 0; i < rows.rows; ++i) z[i] = dot(rows.cols, rows.row(i), x);
+  }
+  __device__ void add_combination(const MatrixView<const T>& rows, const T* z, T* y) const {
+    for (Index i = 0; i < rows.rows; ++i) {
+      for (Index j = 0; j < rows.cols; ++j) y[j] += z[i] * rows(i, j);
+    }
+  }
+  __device__ void fill(Index n, T value, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = value;
+  }
+  __device__ void copy(Index n, const T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = x[i];
+  }
+  __device__ void scale(Index n, T a, const T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = a * x[i];
+  }
+  __device__ void multiply(Index n, const T* x, const T* w, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = x[i] * w[i];
+  }
+  __device__ void add(Index n, const T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] += x[i];
+  }
+  __device__ void rotate(Index n, T s, T tau, T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) {
+      const T a = x[i];
+      const T b = y[i];
+      x[i] = a - s * (b + tau * a);
+      y[i] = b + s * (a - tau * b);
+    }
+  }
+  __device__ T exp_decay(T log_decay) const { return std::exp(log_decay); }
+  __device__ void exp_decay(Index n, const T* x, T* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = std::exp(x[i]);
+  }
+
+ private:
+  void* bytes_;
+  std::size_t size_;
+};
+
+struct PlainDevice {
+  template <class T>
+  using Team = PlainTeam<T>;
+};
+
+template <class P, class T = typename P::Compute>
+__global__ void every_verb(SinkStateView<P> state, void* bytes, std::size_t size, Token<T> token,
+                           const T* query, T* output, MatrixView<T> dense, Status* status) {
+  PlainTeam<T> team(bytes, size);
+  reset(state);
+  status[0] = step(team, state, token, query, output);
+  status[1] = advance(team, state, token);
+  status[2] = read_out(team, state, query, output);
+  status[3] = compact(team, state);
+  status[4] = materialize(team, state, dense);
+  status[5] = initialize(team, state, MatrixView<const T>(dense));
+  status[6] = initialize(team, state, MatrixView<const T>(dense), ExactSvd{});
+  status[7] = roll_back(state, 0);
+}
+
+template <class P, class T = typename P::Compute>
+constexpr auto instance = &every_verb<P, T>;
+
+// One of each word, in few combinations.
+[[maybe_unused]] constexpr auto kimi =
+    instance<Policy<KimiDelta, PlainDevice, Fp32, FullSvd, MeanValueSink>>;
+[[maybe_unused]] constexpr auto mamba = instance<Policy<Mamba2, PlainDevice, Fp64, FullSvd, NoSink>>;
+[[maybe_unused]] constexpr auto dense =
+    instance<Policy<GatedDelta, PlainDevice, Fp32, DenseBuffered, MeanValueSink>>;
+
+}  // namespace

@@ -1,0 +1,691 @@
+// What the types and verbs promise beside the numbers: refusals, statuses, bytes, limits.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <sinkstate/sinkstate.hpp>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/matrices.hpp"
+#include "support/tracked_state.hpp"
+
+using namespace sinkstate;
+using namespace sinkstate::testing;
+
+namespace {
+
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class Rule, class Sink = NoSink>
+using F32 = Policy<Rule, Host, Fp32, FullSvd, Sink>;
+template <class Rule, class Sink = NoSink>
+using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered, Sink>;
+
+static_assert(std::is_trivially_copyable_v<MatrixView<float>>);
+static_assert(std::is_trivially_copyable_v<LowRankFactorsView<float>>);
+static_assert(std::is_trivially_copyable_v<UpdateBufferView<float>>);
+static_assert(std::is_trivially_copyable_v<SinkStateView<F32<GatedDelta>>>);
+static_assert(std::is_trivially_copyable_v<Token<float>>);
+static_assert(std::is_trivially_copyable_v<Tokens<float>>);
+
+template <class Action>
+std::string refusal(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+template <class P>
+void feed(TrackedState<P>& s, Random& random, int tokens) {
+  for (int i = 0; i < tokens; ++i) {
+    s.step(unit(random, s.config.d_k), unit(random, s.config.d_v), {-0.1}, 0.5);
+  }
+}
+
+template <class T>
+bool same_rows(const MatrixView<T>& a, const MatrixView<T>& b, Index rows) {
+  for (Index i = 0; i < rows; ++i) {
+    if (!std::equal(a.row(i), a.row(i) + a.cols, b.row(i))) return false;
+  }
+  return true;
+}
+
+// All that lies below the cursors. What is beyond belongs to nobody: rolling back does not wipe it.
+template <class P>
+bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
+  const Index n = a.buffered();
+  return std::memcmp(a.record, b.record, sizeof(StateRecord)) == 0 && n == b.buffered() &&
+         a.rank() == b.rank() &&
+         (a.dense() ? same_rows(a.matrix, b.matrix, a.config.d_k)
+                    : same_rows(a.factors.keys(), b.factors.keys(), a.rank()) &&
+                          same_rows(a.factors.values(), b.factors.values(), a.rank())) &&
+         std::equal(a.factors.strengths, a.factors.strengths + a.rank(), b.factors.strengths) &&
+         same_rows(a.buffer.keys, b.buffer.keys, n) &&
+         same_rows(a.buffer.corrections, b.buffer.corrections, n) &&
+         same_rows(a.buffer.log_decays, b.buffer.log_decays, n) &&
+         std::equal(a.buffer.certificates, a.buffer.certificates + n + 1, b.buffer.certificates) &&
+         std::equal(a.buffer.masses, a.buffer.masses + n + 1, b.buffer.masses);
+}
+
+// Several tokens with queries, and room for their outputs.
+template <class T>
+struct Chunk {
+  Rows<T> keys, values, log_decays, queries, outputs;
+  std::vector<T> strengths;
+
+  template <class Rule>
+  Chunk(Rule, Random& random, Index count, Index d_k, Index d_v)
+      : keys((random_rows(random, count, d_k) / 4).cast<T>()),
+        values(random_rows(random, count, d_v).cast<T>()),
+        log_decays(Rows<T>::Constant(count, Rule::log_decays(d_k), T(-0.25))),
+        queries(random_rows(random, count, d_k).cast<T>()),
+        outputs(Rows<T>::Constant(count, d_v, T(-99))),
+        strengths(static_cast<std::size_t>(count), T(0.5)) {}
+
+  Tokens<T> tokens() {
+    return {view_of(keys), view_of(values), view_of(log_decays), strengths.data(), 1};
+  }
+  bool outputs_untouched() const { return (outputs.array() == T(-99)).all(); }
+};
+
+}  // namespace
+
+// ---- Building --------------------------------------------------------------------------------
+
+TEST_CASE("config: the first unusable field is named, with the wanted and the given value",
+          "[config]") {
+  struct Case {
+    const char* field;
+    const char* wanted;
+    const char* given;
+    void (*spoil)(StateConfig&);
+  };
+  const Case cases[] = {
+      {"d_k", "at least 1", "0", [](StateConfig& c) { c.d_k = 0; }},
+      {"d_k", "at least 1", "-3", [](StateConfig& c) { c.d_k = -3; }},
+      {"d_v", "at least 1", "0", [](StateConfig& c) { c.d_v = 0; }},
+      {"buffer", "at least 1", "0", [](StateConfig& c) { c.buffer = 0; }},
+      {"draft", "at least 0", "-1", [](StateConfig& c) { c.draft = -1; }},
+      {"rank_cap", "at least 0", "-2", [](StateConfig& c) { c.rank_cap = -2; }},
+      {"dense_retry", "at least 1", "0", [](StateConfig& c) { c.dense_retry = 0; }},
+      {"epsilon", "[0, 1)", "-0.5", [](StateConfig& c) { c.epsilon = -0.5; }},
+      {"epsilon", "[0, 1)", "1.0", [](StateConfig& c) { c.epsilon = 1; }},
+      {"epsilon", "[0, 1)", "nan", [](StateConfig& c) { c.epsilon = not_a_number; }},
+      {"epsilon", "[0, 1)", "inf", [](StateConfig& c) { c.epsilon = infinity; }},
+      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.d_k = (1 << 24) + 1; }},
+      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.d_v = (1 << 24) + 1; }},
+      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.buffer = (1 << 24) + 1; }},
+      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.draft = (1 << 24) + 1; }},
+  };
+  for (const Case& c : cases) {
+    StateConfig config = config_of(8, 6);
+    c.spoil(config);
+    const std::string messages[] = {refusal([&] { (void)config.checked(); }),
+                                    refusal([&] { SinkState<F32<Mamba2>> state(config); }),
+                                    refusal([&] { (void)state_bytes<F32<Mamba2>>(config); }),
+                                    refusal([&] { (void)workspace_bytes<F32<Mamba2>>(config); })};
+    for (const std::string& message : messages) {
+      CAPTURE(message, c.field, c.wanted, c.given);
+      CHECK(contains(message, c.field));
+      CHECK(contains(message, c.wanted));
+      CHECK(contains(message, c.given));
+    }
+  }
+}
+
+TEST_CASE("config: what is usable passes", "[config]") {
+  StateConfig config = config_of(1, 1);
+  config.buffer = 1;
+  config.epsilon = std::nextafter(1.0, 0.0);
+  config.dense_retry = 1;
+  CHECK(&config.checked() == &config);
+  config.rank_cap = 1000;  // more than there is room for
+  CHECK(config.checked().rank_capacity() == 0);
+  config.dense_fallback = false;
+  CHECK(config.rank_capacity() == 1);
+}
+
+TEST_CASE("config: the rank that pays is the last whose terms are smaller than the matrix",
+          "[config]") {
+  for (const auto& [d_k, d_v] : {std::pair<Index, Index>{128, 128}, {128, 80}, {7, 5}, {64, 1}}) {
+    const StateConfig config = config_of(d_k, d_v);
+    const Index rank = config.paying_rank();
+    CHECK(rank * (d_k + d_v) < d_k * d_v);
+    CHECK((rank + 1) * (d_k + d_v) >= d_k * d_v);
+  }
+}
+
+TEST_CASE("parts: owners refuse impossible sizes", "[parts]") {
+  CHECK(contains(refusal([] { LowRankFactors<float>(0, 4, 2); }), "d_k"));
+  CHECK(contains(refusal([] { LowRankFactors<float>(4, 0, 2); }), "d_v"));
+  CHECK(contains(refusal([] { LowRankFactors<float>(4, 4, -1); }), "capacity"));
+  CHECK(contains(refusal([] { UpdateBuffer<float>(0, 4, 1, 8); }), "d_k"));
+  CHECK(contains(refusal([] { UpdateBuffer<float>(4, 0, 1, 8); }), "d_v"));
+  CHECK(contains(refusal([] { UpdateBuffer<float>(4, 4, -1, 8); }), "log decays"));
+  CHECK(contains(refusal([] { UpdateBuffer<float>(4, 4, 1, 0); }), "capacity"));
+}
+
+TEST_CASE("parts: owners start empty and are copied by value", "[parts]") {
+  LowRankFactors<float> factors(3, 2, 4);
+  CHECK(factors.view().keys().rows == 0);
+  *factors.view().rank = 1;
+  factors.view().keys()(0, 2) = 5;
+  LowRankFactors<float> copy = factors;
+  factors.view().keys()(0, 2) = 6;
+  CHECK(copy.view().keys()(0, 2) == 5);
+  CHECK(copy.view().values().row(0) == copy.view().keys().row(0) + 3);
+
+  UpdateBuffer<double> buffer(3, 2, 1, 4);
+  CHECK(*buffer.view().count == 0);
+  CHECK(buffer.view().capacity() == 4);
+}
+
+TEST_CASE("view: memory of the caller is checked", "[view]") {
+  using P = F32<GatedDelta>;
+  const StateConfig config = config_of(8, 6);
+  const std::size_t size = state_bytes<P>(config);
+  AlignedBytes bytes(size + 64);
+  void* const memory = bytes.workspace().take<char>(static_cast<Index>(size + 64));
+  const std::string small = refusal([&] { make_view<P>(memory, size - 1, config); });
+  CHECK(contains(small, std::to_string(size) + " bytes"));
+  CHECK(contains(small, std::to_string(size - 1)));
+  const std::string odd =
+      refusal([&] { make_view<P>(static_cast<char*>(memory) + 4, size, config); });
+  CHECK(contains(odd, "aligned to 64"));
+  CHECK(contains(odd, "off by 4"));
+  CHECK(contains(refusal([&] { make_view<P>(nullptr, size, config); }), "null"));
+  StateConfig bad = config;
+  bad.d_v = 0;
+  CHECK(contains(refusal([&] { make_view<P>(memory, size, bad); }), "d_v"));
+}
+
+TEST_CASE("view: it does not read what the memory held before", "[view]") {
+  using P = F32<KimiDelta, MeanValueSink>;
+  const StateConfig config = config_of(8, 6);
+  const std::size_t size = state_bytes<P>(config);
+  AlignedBytes bytes(size);
+  void* const memory = bytes.workspace().take<char>(static_cast<Index>(size));
+  std::memset(memory, 0xff, size);  // NaN everywhere
+  const std::vector<float> direction(6, 1.0F);
+  const auto view = make_view<P>(memory, size, config, direction.data());
+  SinkState<P> fresh(config, direction.data());
+  HostTeam<float> team(workspace_bytes<P>(config));
+  Random random(test_seed());
+  Chunk<float> chunk(KimiDelta{}, random, 8, 8, 6), again = chunk;
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE(step(team, view, chunk.tokens(), view_of(chunk.queries), view_of(chunk.outputs)) ==
+            Status::ok);
+    REQUIRE(step(team, fresh.view(), again.tokens(), view_of(again.queries),
+                 view_of(again.outputs)) == Status::ok);
+    CHECK(chunk.outputs == again.outputs);
+    REQUIRE(compact(team, view) == Status::ok);
+    REQUIRE(compact(team, fresh.view()) == Status::ok);
+    CHECK(same_state(view, fresh.view()));
+  }
+}
+
+TEST_CASE("view: the sink direction fits the policy", "[view]") {
+  const StateConfig config = config_of(8, 3);
+  const std::vector<float> direction(3, 1.0F);
+  const std::string missing = refusal([&] { SinkState<F32<Mamba2, MeanValueSink>> s(config); });
+  CHECK(contains(missing, "sink direction"));
+  CHECK(contains(missing, "null"));
+  CHECK(contains(refusal([&] { SinkState<F32<Mamba2>> s(config, direction.data()); }), "none"));
+  for (const double bad : {not_a_number, infinity, -infinity}) {
+    const std::vector<float> spoilt{1.0F, 1.0F, static_cast<float>(bad)};
+    const std::string message =
+        refusal([&] { SinkState<F32<Mamba2, MeanValueSink>> s(config, spoilt.data()); });
+    CHECK(contains(message, "finite"));
+    CHECK(contains(message, "at 2"));
+  }
+}
+
+TEST_CASE("bytes: by hand", "[bytes]") {
+  StateConfig config = config_of(5, 3, 1e-2, 4);
+  config.draft = 2;
+  const auto check = [&](const StateBytes& bytes, std::size_t body, std::size_t sink,
+                         std::size_t log_decays) {
+    CHECK(bytes.body == body);
+    CHECK(bytes.sink == sink);
+    CHECK(bytes.buffer_keys == 6 * 5 * 4);
+    CHECK(bytes.buffer_corrections == 6 * 3 * 4);
+    CHECK(bytes.log_decays == log_decays);
+    CHECK(bytes.bookkeeping == 2 * 7 * 4 + 24 + 8);  // per-token bounds, record, two counters
+    CHECK(bytes.total() == body + sink + 120 + 72 + log_decays + 88);
+  };
+  check(SinkStateView<F32<LinearAttention>>::bytes_at(config, 2, false), 2 * 9 * 4, 0, 0);
+  check(SinkStateView<F32<DeltaNet>>::bytes_at(config, 0, false), 0, 0, 0);
+  check(SinkStateView<F32<Mamba2>>::bytes_at(config, 0, true), 60, 0, 6 * 4);
+  check(SinkStateView<F32<GatedDelta, MeanValueSink>>::bytes_at(config, 1, false), 36, 20, 6 * 4);
+  check(SinkStateView<F32<KimiDelta>>::bytes_at(config, 1, false), 36, 0, 6 * 5 * 4);
+  check(SinkStateView<Dense32<GatedLinearAttention>>::bytes_at(config, 0, true), 60, 0, 120);
+  using Wide = SinkStateView<Policy<Mamba2, Host, Fp64>>;
+  CHECK(Wide::bytes_at(config, 2, false).body == 2 * 9 * 8);
+  CHECK(Wide::bytes_at(config, 2, false).bookkeeping == 2 * 7 * 8 + 24 + 8);
+}
+
+TEST_CASE("bytes: a state reports its present rank and form", "[bytes]") {
+  TrackedState<F32<Mamba2>> s(config_of(16, 16));
+  Random random(test_seed());
+  CHECK(s.view.bytes().body == 0);
+  feed(s, random, 3);
+  s.compact();
+  CHECK(s.view.bytes().body == 3 * 33 * 4);
+  feed(s, random, 8);
+  s.compact();
+  REQUIRE(s.view.dense());
+  CHECK(s.view.bytes().body == 16 * 16 * 4);
+}
+
+// ---- Statuses --------------------------------------------------------------------------------
+
+TEST_CASE("status: each has a line of its own", "[status]") {
+  std::set<std::string> lines;
+  for (int s = 0; s <= static_cast<int>(Status::workspace_too_small); ++s) {
+    lines.insert(to_string(static_cast<Status>(s)));
+  }
+  CHECK(lines.size() == static_cast<std::size_t>(Status::workspace_too_small) + 1);
+  CHECK(lines.count(to_string(static_cast<Status>(999))) == 0);
+  CHECK(to_string(Status::ok) == std::string("ok"));
+}
+
+TEMPLATE_TEST_CASE("workspace: too little is said, and nothing is touched", "[status]",
+                   (F32<GatedDelta>), (F32<KimiDelta, MeanValueSink>), (Dense32<Mamba2>)) {
+  const StateConfig config = config_of(12, 10);
+  const std::vector<float> direction(10, 0.5F);
+  SinkState<TestType> state(config, TestType::Sink::present ? direction.data() : nullptr);
+  const std::size_t full = workspace_bytes<TestType>(config);
+  Random random(test_seed());
+  Chunk<float> chunk(typename TestType::Rule{}, random, 3, 12, 10);
+  {
+    HostTeam<float> team(full);
+    REQUIRE(advance(team, state.view(), chunk.tokens()) == Status::ok);
+    REQUIRE(compact(team, state.view()) == Status::ok);
+    REQUIRE(advance(team, state.view(), chunk.tokens()) == Status::ok);
+  }
+  Rows<float> dense = Rows<float>::Constant(12, 10, -99.0F);
+  using View = SinkStateView<TestType>;
+  using Verb = Status (*)(HostTeam<float>&, View, Chunk<float>&, Rows<float>&);
+  const Verb verbs[] = {
+      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+        return advance(team, view, c.tokens()[0]);
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+        return step(team, view, c.tokens()[0], c.queries.data(), c.outputs.data());
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+        return advance(team, view, c.tokens());
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+        return step(team, view, c.tokens(), view_of(c.queries), view_of(c.outputs));
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+        return read_out(team, view, c.queries.data(), c.outputs.data());
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>& d) {
+        return materialize(team, view, view_of(d));
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>&) {
+        return compact(team, view);
+      },
+      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>& d) {
+        return initialize(team, view, view_of(d));
+      },
+  };
+  const auto before = bytes_of(config, state.view());
+  for (std::size_t v = 0; v < std::size(verbs); ++v) {
+    CAPTURE(v);
+    int refused = 0;
+    Status status = Status::workspace_too_small;
+    for (std::size_t size = 0; size <= full && status != Status::ok; size += 64) {
+      SinkState<TestType> attempt = state;
+      HostTeam<float> team(size);
+      status = verbs[v](team, attempt.view(), chunk, dense);
+      if (status == Status::ok) continue;
+      REQUIRE(status == Status::workspace_too_small);
+      CHECK(bytes_of(config, attempt.view()) == before);
+      CHECK(chunk.outputs_untouched());
+      CHECK((dense.array() == -99.0F).all());
+      ++refused;
+    }
+    CHECK(status == Status::ok);
+    CHECK(refused > 0);
+    chunk.outputs.setConstant(-99.0F);
+    dense.setConstant(-99.0F);
+  }
+}
+
+TEMPLATE_TEST_CASE("buffer: full is said, drafts have room beyond the period", "[status]",
+                   (F32<GatedDelta>), (Dense32<KimiDelta>)) {
+  StateConfig config = config_of(8, 6, 0, 4);
+  config.draft = 2;
+  TrackedState<TestType> s(config);
+  Random random(test_seed());
+  for (int i = 0; i < 6; ++i) {
+    CHECK(s.view.due() == (i >= 4));
+    REQUIRE(s.try_advance(unit(random, 8), unit(random, 6), {-0.1}) == Status::ok);
+  }
+  const auto before = bytes_of(config, s.view);
+  CHECK(s.try_advance(unit(random, 8), unit(random, 6), {-0.1}) == Status::buffer_full);
+  CHECK(bytes_of(config, s.view) == before);
+
+  REQUIRE(roll_back(s.view, 2) == Status::ok);
+  Chunk<float> chunk(typename TestType::Rule{}, random, 3, 8, 6);
+  const auto rolled = bytes_of(config, s.view);
+  CHECK(step(s.team, s.view, chunk.tokens(), view_of(chunk.queries), view_of(chunk.outputs)) ==
+        Status::buffer_full);
+  CHECK(chunk.outputs_untouched());
+  CHECK(bytes_of(config, s.view) == rolled);
+}
+
+TEMPLATE_TEST_CASE("rollback: from 0 to what is buffered", "[status]", (F32<GatedDelta>),
+                   (F32<KimiDelta>), (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  Random random(test_seed());
+  feed(s, random, 11);  // one compaction
+  REQUIRE(s.view.buffered() == 3);
+  SinkState<TestType> before = s.state;
+  feed(s, random, 4);
+  CHECK(roll_back(s.view, -1) == Status::nothing_to_roll_back);
+  CHECK(roll_back(s.view, 8) == Status::nothing_to_roll_back);
+  CHECK(s.view.buffered() == 7);
+  CHECK(roll_back(s.view, 0) == Status::ok);
+  CHECK(s.view.buffered() == 7);
+  CHECK(roll_back(s.view, 4) == Status::ok);
+  CHECK(same_state(s.view, before.view()));
+  CHECK(roll_back(s.view, 3) == Status::ok);
+  CHECK(s.view.buffered() == 0);
+  CHECK(roll_back(s.view, 1) == Status::nothing_to_roll_back);
+  CHECK(s.view.record->tokens == 8);
+}
+
+TEMPLATE_TEST_CASE("tokens at once: a bad one in the middle, and none is applied", "[status]",
+                   (F32<GatedDelta>), (F32<KimiDelta>), (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  Random random(test_seed());
+  feed(s, random, 3);
+  const auto before = bytes_of(s.config, s.view);
+  Chunk<float> chunk(typename TestType::Rule{}, random, 4, 8, 6);
+  Status expected = Status::non_finite_input;
+  bool of_query = false;
+  SECTION("a key") { chunk.keys(2, 7) = static_cast<float>(not_a_number); }
+  SECTION("a value") { chunk.values(2, 5) = static_cast<float>(infinity); }
+  SECTION("a write strength") { chunk.strengths[2] = static_cast<float>(not_a_number); }
+  SECTION("a log decay") {
+    chunk.log_decays(2, 0) = 0.5F;
+    expected = Status::positive_log_decay;
+  }
+  SECTION("a query") {
+    chunk.queries(3, 0) = static_cast<float>(not_a_number);
+    of_query = true;
+  }
+  CHECK(step(s.team, s.view, chunk.tokens(), view_of(chunk.queries), view_of(chunk.outputs)) ==
+        expected);
+  CHECK(chunk.outputs_untouched());
+  CHECK(bytes_of(s.config, s.view) == before);
+  if (of_query) return;
+  CHECK(advance(s.team, s.view, chunk.tokens()) == expected);
+  CHECK(bytes_of(s.config, s.view) == before);
+}
+
+TEMPLATE_TEST_CASE("tokens at once: an overflow in the middle, and none is applied", "[status]",
+                   (F32<GatedDelta>), (F32<KimiDelta>), (Dense32<DeltaNet>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  Random random(test_seed());
+  feed(s, random, 3);
+  SinkState<TestType> before = s.state;
+  Chunk<float> chunk(typename TestType::Rule{}, random, 4, 8, 6);
+  // The third token reads what the second wrote, times 1e30.
+  chunk.keys.row(1).setConstant(1e15F);
+  chunk.keys.row(2).setConstant(1e20F);
+  CHECK(advance(s.team, s.view, chunk.tokens()) == Status::overflow);
+  CHECK(same_state(s.view, before.view()));
+  CHECK(step(s.team, s.view, chunk.tokens(), view_of(chunk.queries), view_of(chunk.outputs)) ==
+        Status::overflow);
+  CHECK(same_state(s.view, before.view()));
+  CHECK((chunk.outputs.bottomRows(2).array() == -99.0F).all());
+}
+
+TEMPLATE_TEST_CASE("overflow: one step leaves every byte as it was", "[status]", (F32<Mamba2>),
+                   (F32<GatedDelta>), (Dense32<KimiDelta>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  Random random(test_seed());
+  feed(s, random, 11);
+  const auto before = bytes_of(s.config, s.view);
+  const std::vector<float> key(8, 1.0F), value(6, 1e30F), log_decay(8, -0.1F);
+  std::vector<float> query(8, 1e30F), output(6, -99.0F);
+  CHECK(s.try_advance(std::vector<double>(8, 1), std::vector<double>(6, 1e30), {-0.1}, 1e30) ==
+        Status::overflow);
+  CHECK(bytes_of(s.config, s.view) == before);
+  const Token<float> token{key.data(), value.data(), log_decay.data(), 1.0F};
+  CHECK(step(s.team, s.view, token, query.data(), output.data()) == Status::overflow);
+  CHECK(bytes_of(s.config, s.view) == before);
+  CHECK(output == std::vector<float>(6, -99.0F));
+  REQUIRE(advance(s.team, s.view, token) == Status::ok);
+  CHECK(read_out(s.team, s.view, query.data(), output.data()) == Status::overflow);
+  CHECK(output == std::vector<float>(6, -99.0F));
+}
+
+TEMPLATE_TEST_CASE("read_out: a bad query is said", "[status]", (F32<GatedDelta>),
+                   (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  std::vector<float> query(8, 1.0F), output(6, -99.0F);
+  query[7] = static_cast<float>(infinity);
+  CHECK(read_out(s.team, s.view, query.data(), output.data()) == Status::non_finite_input);
+  CHECK(output == std::vector<float>(6, -99.0F));
+}
+
+TEMPLATE_TEST_CASE("step: the output may be any of the inputs", "[alias]", (F32<KimiDelta>),
+                   (F32<GatedLinearAttention>), (Dense32<KimiDelta>)) {
+  Random random(test_seed());
+  TrackedState<TestType> plain(config_of(20, 20));
+  feed(plain, random, 11);
+  const SinkState<TestType> start = plain.state;
+  std::vector<float> inputs[4];  // key, value, log decay, query
+  for (auto& x : inputs) x = narrow<float>(unit(random, 20));
+  for (float& g : inputs[2]) g = -std::abs(g);
+  std::vector<float> expected(20);
+  const Token<float> token{inputs[0].data(), inputs[1].data(), inputs[2].data(), 0.75F};
+  REQUIRE(step(plain.team, plain.view, token, inputs[3].data(), expected.data()) == Status::ok);
+
+  for (std::size_t target = 0; target < 4; ++target) {
+    CAPTURE(target);
+    SinkState<TestType> state = start;
+    std::vector<float> x[4] = {inputs[0], inputs[1], inputs[2], inputs[3]};
+    const Token<float> aliased{x[0].data(), x[1].data(), x[2].data(), 0.75F};
+    REQUIRE(step(plain.team, state.view(), aliased, x[3].data(), x[target].data()) == Status::ok);
+    CHECK(x[target] == expected);
+    CHECK(same_state(state.view(), plain.view));
+  }
+  std::vector<float> query = inputs[3], read(20);
+  REQUIRE(read_out(plain.team, plain.view, query.data(), read.data()) == Status::ok);
+  REQUIRE(read_out(plain.team, plain.view, query.data(), query.data()) == Status::ok);
+  CHECK(query == read);
+}
+
+// ---- Initialisation --------------------------------------------------------------------------
+
+TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", "[initialize]",
+                   (F32<GatedDelta>), (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(8, 6));
+  Random random(test_seed());
+  feed(s, random, 11);
+  const auto before = bytes_of(s.config, s.view);
+  Rows<float> dense = Rows<float>::Ones(8, 6);
+  const auto status = [&](const MatrixView<const float>& matrix, const RandomizedSvd& method = {},
+                          double certificate = 0) {
+    const Status result = initialize(s.team, s.view, matrix, method, static_cast<float>(certificate));
+    CHECK(bytes_of(s.config, s.view) == before);
+    return result;
+  };
+  const MatrixView<const float> good = view_of(dense);
+  CHECK(status({good.data, 7, 6, 6}) == Status::invalid_argument);
+  CHECK(status({good.data, 8, 5, 6}) == Status::invalid_argument);
+  CHECK(status({good.data, 6, 8, 8}) == Status::invalid_argument);  // transposed
+  CHECK(status(good, {}, -1e-30) == Status::invalid_argument);
+  CHECK(status(good, {}, not_a_number) == Status::invalid_argument);
+  for (const RandomizedSvd& bad : {RandomizedSvd{0, 2, 0}, RandomizedSvd{-1, 2, 0},
+                                   RandomizedSvd{4097, 2, 0}, RandomizedSvd{16, -1, 0},
+                                   RandomizedSvd{16, 65, 0}}) {
+    CHECK(status(good, bad) == Status::invalid_argument);
+    CHECK(contains(refusal([&] { (void)workspace_bytes<TestType>(s.config, bad); }), "block"));
+  }
+  dense(7, 5) = static_cast<float>(not_a_number);
+  CHECK(status(view_of(dense)) == Status::non_finite_input);
+}
+
+TEMPLATE_TEST_CASE("initialize: it starts anew and carries the certificate", "[initialize]",
+                   (F32<GatedDelta>), (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(24, 20));
+  Random random(test_seed());
+  feed(s, random, 11);
+  Rows<float> dense = with_singular_values(random, 24, 20, {2, 1}).cast<float>();
+  REQUIRE(initialize(s.team, s.view, view_of(dense), RandomizedSvd{}, 0.25F) == Status::ok);
+  CHECK(s.view.buffered() == 0);
+  CHECK(s.view.record->tokens == 0);
+  CHECK(s.view.record->compactions == 0);
+  CHECK(s.view.certificate() >= 0.25F);
+  CHECK(s.view.certificate() <= 0.2501F);
+  CHECK((s.stored() - dense.cast<double>()).norm() <= 1e-5);
+}
+
+TEMPLATE_TEST_CASE("initialize: a norm beyond the type's range is said, not stored", "[initialize]",
+                   (F32<Mamba2>), (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(8, 8));
+  s.step(axis(8, 0), axis(8, 0));
+  const auto before = bytes_of(s.config, s.view);
+  const float largest = std::numeric_limits<float>::max();
+  Rows<float> dense = Rows<float>::Constant(8, 8, largest);  // one singular value, 8 times as large
+  const Status status = initialize(s.team, s.view, view_of(dense));
+  if (status == Status::ok) {
+    // In dense form each entry does fit.
+    CHECK(s.view.dense());
+    CHECK(s.stored() == dense.cast<double>());
+  } else {
+    CHECK(status == Status::overflow);
+    CHECK(bytes_of(s.config, s.view) == before);
+  }
+}
+
+// ---- Compaction ------------------------------------------------------------------------------
+
+TEMPLATE_TEST_CASE("compact: an empty buffer changes nothing", "[compact]", (F32<GatedDelta>),
+                   (Dense32<Mamba2>)) {
+  TrackedState<TestType> s(config_of(12, 10));
+  Random random(test_seed());
+  feed(s, random, 3);
+  s.compact();
+  const auto before = bytes_of(s.config, s.view);
+  const CompactionReport report = s.compact();
+  CHECK(bytes_of(s.config, s.view) == before);
+  CHECK(report.rank_before == s.view.rank());
+  CHECK(report.rank_after == s.view.rank());
+  CHECK(report.dense == s.view.dense());
+  CHECK(report.dropped == 0);
+  CHECK(report.sweeps == 0);
+}
+
+TEST_CASE("compact: the report", "[compact]") {
+  TrackedState<F32<Mamba2>> s(config_of(12, 10, 0.1));
+  s.step(axis(12, 0), axis(10, 0));
+  s.compact();
+  s.step(axis(12, 1), axis(10, 1), {0}, 0.5);
+  s.step(axis(12, 2), axis(10, 2), {0}, 0.05);  // below epsilon
+  const CompactionReport report = s.compact();
+  CHECK(report.rank_before == 3);
+  CHECK(report.rank_after == 2);
+  CHECK(report.dropped >= static_cast<double>(0.05F));
+  CHECK(report.dropped == Catch::Approx(0.05).epsilon(1e-4));
+  CHECK(report.sweeps >= 1);
+  CHECK_FALSE(report.capped);
+  CHECK_FALSE(report.dense);
+}
+
+TEST_CASE("compact: epsilon is relative to the sink when that is stronger", "[compact]") {
+  // Content of .05 beside a sink of 10: below 1 % of it. Beside one of 1 it stays.
+  const auto rank_beside = [](double sink) {
+    TrackedState<F32<Mamba2, MeanValueSink>> s(config_of(12, 10, 1e-2), axis(10, 0, 0.5));
+    s.step(axis(12, 0), axis(10, 0, sink));
+    s.step(axis(12, 1), axis(10, 1, 0.05));
+    const CompactionReport report = s.compact();
+    CHECK(report.dropped == Catch::Approx(report.rank_after == 0 ? 0.05 : 0.0).epsilon(1e-4));
+    s.check_certificate();
+    return report.rank_after;
+  };
+  CHECK(rank_beside(10) == 0);
+  CHECK(rank_beside(1) == 1);
+}
+
+TEMPLATE_TEST_CASE("sink: a zero direction is no sink, to the bit", "[compact]", Mamba2, GatedDelta,
+                   KimiDelta) {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  const StateConfig config = config_of(12, 10, 1e-2);
+  TrackedState<F32<TestType>> without(config);
+  TrackedState<F32<TestType, MeanValueSink>> with(config, std::vector<double>(10, 0.0));
+  for (int i = 0; i < 40; ++i) {
+    const auto key = unit(random, 12), value = unit(random, 10), query = unit(random, 12);
+    without.step(key, value, {-0.1}, 0.5);
+    with.step(key, value, {-0.1}, 0.5);
+    CHECK(with.read(query) == without.read(query));
+  }
+  CHECK(with.view.record->compactions > 3);
+  CHECK(with.stored() == without.stored());
+}
+
+TEMPLATE_TEST_CASE("dense fallback: there, and back when the state is small again", "[compact]",
+                   (F32<Mamba2>), (F32<GatedDelta>), (F32<KimiDelta, MeanValueSink>)) {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  StateConfig config = config_of(16, 16);
+  config.dense_retry = 3;
+  REQUIRE(config.rank_capacity() == 7);
+  TrackedState<TestType> s(config, TestType::Sink::present ? axis(16, 0) : std::vector<double>{});
+  const auto round = [&](int tokens) {
+    feed(s, random, tokens);
+    s.check_exact(100);
+    const CompactionReport report = s.compact();
+    CHECK(report.dense == s.view.dense());
+    CHECK(report.dropped <= 1e-5 * s.largest);
+    s.check_exact(100);
+  };
+  round(4);
+  CHECK_FALSE(s.view.dense());
+  round(8);
+  REQUIRE(s.view.dense());
+  CHECK(s.view.rank() == 0);
+  for (int i = 0; i < 4; ++i) {  // a trial among them, which full rank fails
+    round(8);
+    CHECK(s.view.dense());
+  }
+  // Everything forgotten, three tokens since: low-rank again at the next trial.
+  s.step(axis(16, 0), axis(16, 1), {-infinity});
+  int compactions = 0;
+  for (; s.view.dense() && compactions < 10; ++compactions) {
+    s.step(axis(16, compactions % 3), unit(random, 16), {-0.1});
+    s.compact();
+    s.check_exact(100);
+  }
+  CHECK(compactions <= config.dense_retry);
+  REQUIRE_FALSE(s.view.dense());
+  CHECK(s.view.rank() >= 1);
+  CHECK(s.view.rank() <= 4);
+  s.check_factors();
+  round(2);
+  CHECK_FALSE(s.view.dense());
+}
