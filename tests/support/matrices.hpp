@@ -91,8 +91,8 @@ double orthogonality_error(const MatrixView<T>& q) {
   return orthogonality_error(wide(q));
 }
 
-// Falling. Long double, because Eigen's fp64 values are off by more than what is to be judged; padded to
-// a square, which needs no preconditioner and so compiles faster.
+// Falling. Long double, because Eigen's fp64 values are off by more than what is to be judged;
+// padded to a square, which needs no preconditioner and so compiles faster.
 inline Eigen::VectorXd singular_values(const Matrix& matrix) {
   using Wide = Eigen::Matrix<long double, Eigen::Dynamic, Eigen::Dynamic>;
   const Index n = std::max(matrix.rows(), matrix.cols());

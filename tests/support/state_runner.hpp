@@ -1,8 +1,11 @@
 // Replays a stream through a state of any policy; what tests over all policies share.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>

@@ -51,7 +51,8 @@ inline std::vector<double> unit(Random& random, Index size) {
 template <class P>
 std::vector<unsigned char> bytes_of(const StateConfig& config, const SinkStateView<P>& view) {
   std::vector<unsigned char> bytes(state_bytes<P>(config));
-  std::memcpy(bytes.data(), view.factors.components, bytes.size());  // the first piece of the memory
+  std::memcpy(bytes.data(), view.factors.components,
+              bytes.size());  // the first piece of the memory
   return bytes;
 }
 
@@ -68,15 +69,16 @@ class TrackedState {
         state(sizes, direction.empty() ? nullptr : direction_.data()),
         view(state.view()),
         team(workspace_bytes<P>(sizes)),
-        exact(traits_of<typename P::Rule>, static_cast<int>(sizes.d_k), static_cast<int>(sizes.d_v)) {
-  }
+        exact(traits_of<typename P::Rule>, static_cast<int>(sizes.d_k),
+              static_cast<int>(sizes.d_v)) {}
   TrackedState(const TrackedState&) = delete;
 
   // The state alone.
   Status try_advance(const std::vector<double>& key, const std::vector<double>& value,
                      const std::vector<double>& log_decay = {}, double write_strength = 1) {
     const auto k = narrow<T>(key), v = narrow<T>(value), g = decays(log_decay);
-    return advance(team, view, Token<T>{k.data(), v.data(), g.data(), static_cast<T>(write_strength)});
+    return advance(team, view,
+                   Token<T>{k.data(), v.data(), g.data(), static_cast<T>(write_strength)});
   }
 
   // Both, in the precision of the state. Compacts first when the buffer is full.

@@ -9,10 +9,11 @@ int eigen_failures = 0;
     if (!(condition)) ++eigen_failures; \
   } while (false)
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
-#include <type_traits>
 #include <vector>
 
 #include "sinkstate/sinkstate.hpp"

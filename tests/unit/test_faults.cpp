@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <sinkstate/sinkstate.hpp>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -102,8 +102,7 @@ TEMPLATE_TEST_CASE("B04: 16 tokens of log decay -5.6", "[faults]", F32<GatedDelt
 }
 
 TEMPLATE_TEST_CASE("B07: what is not a log decay is refused, at its borders too", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, F64<Mamba2>,
-                   Dense32<GatedDelta>) {
+                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, F64<Mamba2>, Dense32<GatedDelta>) {
   using T = typename TestType::Compute;
   TrackedState<TestType> s(config_of(8, 6));
   const auto give = [&](double log_decay) {
@@ -126,7 +125,7 @@ TEMPLATE_TEST_CASE("B07: what is not a log decay is refused, at its borders too"
 
 TEST_CASE("B07: one bad channel among many is found", "[faults]") {
   TrackedState<F32<KimiDelta>> s(config_of(37, 5));
-  for (const std::size_t channel : {0, 15, 16, 36}) {
+  for (const std::size_t channel : {0U, 15U, 16U, 36U}) {
     std::vector<double> log_decay(37, -0.5);
     log_decay[channel] = 0.25;
     CHECK(s.try_advance(axis(37, 0), axis(5, 0), log_decay) == Status::positive_log_decay);
@@ -151,8 +150,8 @@ TEMPLATE_TEST_CASE("B09: decay 1 throughout, and at every other token", "[faults
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("B10: the first token of a buffer decays by exp(-1000)", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
+TEMPLATE_TEST_CASE("B10: the first token of a buffer decays by exp(-1000)", "[faults]", F32<Mamba2>,
+                   F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -192,8 +191,8 @@ TEMPLATE_TEST_CASE("B14: keys of norm 10 for 30 steps follow the growing recurre
   INFO(seed_note(seed));
   Random random(seed);
   TrackedState<TestType> s(config_of(8, 6));
-  // Two directions, so that every token multiplies what is there by 1 - 100.
-  const auto a = unit(random, 8), b = unit(random, 8);
+  // Two directions that overlap, so that every token multiplies part of what is there by 1 - 100.
+  const auto a = axis(8, 0), b = std::vector<double>{0.8, 0.6, 0, 0, 0, 0, 0, 0};
   for (int i = 0; i < 30; ++i) {
     auto key = i % 2 == 0 ? a : b;
     for (double& element : key) element *= 10;
@@ -247,7 +246,8 @@ TEMPLATE_TEST_CASE("B16: the decay comes before the correction", "[faults]", F32
   // b = 1 replaces what the key recalls. With the decay last, half of the new value would be lost.
   s.step(axis(4, 1), {1, 2, 3}, {std::log(0.5)});
   const std::vector<double> read = s.read(axis(4, 1));
-  for (std::size_t j = 0; j < 3; ++j) CHECK(read[j] == Catch::Approx(static_cast<double>(j + 1)).epsilon(1e-6));
+  for (std::size_t j = 0; j < 3; ++j)
+    CHECK(read[j] == Catch::Approx(static_cast<double>(j + 1)).epsilon(1e-6));
   // b = 1/2 shows what was predicted: 1/2 (alpha v0) + 1/2 v.
   s.step(axis(4, 1), {0, 0, 0}, {std::log(0.5)}, 0.5);
   CHECK(s.read(axis(4, 1))[2] == Catch::Approx(0.75).epsilon(1e-6));
@@ -315,7 +315,8 @@ TEST_CASE("B24, B25: each value head reads the keys of its key head, under both 
       for (int h = 0; h < key_heads; ++h) keys.push_back(unit(random, 16));
       for (int h = 0; h < value_heads; ++h) {
         CAPTURE(key_heads, h);
-        const auto group = static_cast<std::size_t>(oracle::key_head(map, h, key_heads, value_heads));
+        const auto group =
+            static_cast<std::size_t>(oracle::key_head(map, h, key_heads, value_heads));
         TrackedState<F32<Mamba2>> s(config_of(16, 4));
         s.step(keys[group], axis(4, 0, h + 1), {-0.1});
         for (std::size_t g = 0; g < keys.size(); ++g) {
@@ -476,35 +477,6 @@ TEST_CASE("B75: a randomized block with more columns than the state has rank", "
   CHECK(s.stored() == dense.cast<double>());
 }
 
-TEMPLATE_TEST_CASE("B79: many compactions of near-parallel keys stay orthogonal", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>) {
-  const std::uint64_t seed = test_seed();
-  INFO(seed_note(seed));
-  Random random(seed);
-  StateConfig config = config_of(12, 10, 0, 2);
-  config.dense_fallback = false;
-  TrackedState<TestType> s(config);
-  const auto base = unit(random, 12);
-  double worst = 0;
-  const int compactions = 10000 * test_scale();
-  for (int i = 0; i < compactions; ++i) {
-    for (int t = 0; t < 2; ++t) {
-      auto key = base;
-      for (double& element : key) element += 1e-4 * random.normal();
-      REQUIRE(s.try_advance(key, unit(random, 10), {-0.05}, 0.5) == Status::ok);
-    }
-    REQUIRE(compact(s.team, s.view) == Status::ok);
-    const Matrix keys = wide(s.view.factors.keys()), values = wide(s.view.factors.values());
-    const Matrix identity = Matrix::Identity(s.view.rank(), s.view.rank());
-    // The Frobenius norm is the larger one, and cheaper 10,000 times.
-    worst = std::max({worst, (keys * keys.transpose() - identity).norm(),
-                      (values * values.transpose() - identity).norm()});
-    if (!(worst <= orthogonality_bound<float>)) break;
-  }
-  CHECK(worst <= orthogonality_bound<float>);
-  CHECK(s.view.record->compactions == compactions);
-}
-
 TEMPLATE_TEST_CASE("B80: one token on a zero state, no rank to speak of, room for one term",
                    "[faults]", F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>) {
   SECTION("the first token") {
@@ -575,7 +547,8 @@ TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "
   s.check_exact(1);
 }
 
-TEST_CASE("B84: a new token stronger than the body goes to the front with its vectors", "[faults]") {
+TEST_CASE("B84: a new token stronger than the body goes to the front with its vectors",
+          "[faults]") {
   TrackedState<F32<Mamba2>> s(config_of(16, 12));
   s.step(axis(16, 0), axis(12, 0, -1), {0});
   s.compact();

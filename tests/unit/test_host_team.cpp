@@ -92,9 +92,9 @@ TEMPLATE_TEST_CASE("host team: pitfall 6, norms whose squares leave the range", 
 TEMPLATE_TEST_CASE("host team: norms of NaN and infinity are not numbers to go on with",
                    "[host_team]", float, double) {
   const HostTeam<TestType> team(0);
-  for (const TestType bad : {std::numeric_limits<TestType>::quiet_NaN(),
-                             std::numeric_limits<TestType>::infinity(),
-                             -std::numeric_limits<TestType>::infinity()}) {
+  for (const TestType bad :
+       {std::numeric_limits<TestType>::quiet_NaN(), std::numeric_limits<TestType>::infinity(),
+        -std::numeric_limits<TestType>::infinity()}) {
     for (const Index place : {0, 15, 16, 18}) {
       CAPTURE(bad, place);
       std::vector<TestType> x(19, TestType(1));
@@ -208,8 +208,8 @@ TEMPLATE_TEST_CASE("host team: a decay is its exponential, or exactly 0, and nev
   using Limits = std::numeric_limits<TestType>;
   const HostTeam<TestType> team(0);
   const double smallest_log = std::log(static_cast<double>(Limits::min()));
-  std::vector<TestType> logs{TestType(0), TestType(-1e-8), TestType(-1), -Limits::infinity(),
-                             -Limits::max(), -Limits::denorm_min()};
+  std::vector<TestType> logs{TestType(0),         TestType(-1e-8), TestType(-1),
+                             -Limits::infinity(), -Limits::max(),  -Limits::denorm_min()};
   for (int i = -50; i <= 50; ++i) logs.push_back(static_cast<TestType>(smallest_log + 1e-4 * i));
   for (int i = 0; i < 120; ++i) logs.push_back(static_cast<TestType>(-i));
 

@@ -5,7 +5,6 @@
 #include <limits>
 #include <sinkstate/algorithm/orthogonalize.hpp>
 #include <sinkstate/host/host_team.hpp>
-#include <string>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -86,8 +85,8 @@ TEMPLATE_TEST_CASE("orthogonalize: condition 1e8, past what fp32 can tell from d
   CHECK(largest_row_error(f, a) <= 16 * std::numeric_limits<TestType>::epsilon());
 }
 
-TEMPLATE_TEST_CASE("orthogonalize: dependent rows get no direction of their own",
-                   "[orthogonalize]", float, double) {
+TEMPLATE_TEST_CASE("orthogonalize: dependent rows get no direction of their own", "[orthogonalize]",
+                   float, double) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -189,13 +188,14 @@ TEMPLATE_TEST_CASE("orthogonalize: an orthonormal beginning keeps its bits", "[o
   CHECK(orthogonality_error(f.basis()) <= orthogonality_bound<TestType>);
 }
 
-TEMPLATE_TEST_CASE("orthogonalize: a row with NaN or infinity gets no direction, others keep theirs",
-                   "[orthogonalize]", float, double) {
+TEMPLATE_TEST_CASE(
+    "orthogonalize: a row with NaN or infinity gets no direction, others keep theirs",
+    "[orthogonalize]", float, double) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(),
-                           std::numeric_limits<double>::infinity(),
-                           -std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+        -std::numeric_limits<double>::infinity()}) {
     CAPTURE(bad);
     Random random(seed);
     Rows<TestType> a = random_rows(random, 6, 20).cast<TestType>();

@@ -1,5 +1,5 @@
-// The pitfalls of low-rank recurrent states, through the public verbs. Those of single algorithms are
-// in the tests of the algorithms.
+// The pitfalls of low-rank recurrent states, through the public verbs. Those of single algorithms
+// are in the tests of the algorithms.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -155,8 +155,8 @@ TEMPLATE_TEST_CASE("pitfall 5: an empty state has no columns to keep", "[pitfall
   }
 }
 
-TEMPLATE_TEST_CASE("pitfall 5: more terms than the state has dimensions", "[pitfalls]",
-                   F32<Mamba2>, F32<GatedDelta>, F64<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 5: more terms than the state has dimensions", "[pitfalls]", F32<Mamba2>,
+                   F32<GatedDelta>, F64<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);

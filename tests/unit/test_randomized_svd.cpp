@@ -143,11 +143,14 @@ TEST_CASE("randomized svd: pitfall 12, 80 values at .95 epsilon behind five stro
   }
 }
 
-TEST_CASE("randomized svd: pitfall 12, one power iteration misses what two find", "[randomized_svd]") {
+TEST_CASE(
+    "randomized svd: pitfall 12, a narrow block with one power iteration misses, the default does "
+    "not",
+    "[randomized_svd]") {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   const double epsilon = 1e-2;
-  double once = 0, twice = 0;
+  double narrow_block = 0, by_default = 0;
   for (std::uint64_t trial = 0; trial < 4; ++trial) {
     Random random(derived_seed(seed, trial));
     std::vector<double> values = geometric(8, 2 * epsilon);
@@ -155,16 +158,15 @@ TEST_CASE("randomized svd: pitfall 12, one power iteration misses what two find"
     const Matrix dense = with_singular_values(random, 128, 96, values);
     StateConfig config = config_of(128, 96, epsilon);
     config.rank_cap = 8;  // one block and no second chance
-    const auto error = [&](int iterations) {
-      const RandomizedSvd options{8, iterations, trial};
+    const auto error = [&](RandomizedSvd options) {
+      options.seed = trial;
       return spectral_norm(initialize_from<float>(dense, config, options).error) / epsilon;
     };
-    once = std::max(once, error(1));
-    twice = std::max(twice, error(2));
+    narrow_block = std::max(narrow_block, error(RandomizedSvd{8, 1, 0}));
+    by_default = std::max(by_default, error(RandomizedSvd{}));
   }
-  CAPTURE(once, twice);
-  CHECK(once > 1.5);
-  CHECK(twice <= 1.2);
+  CHECK(narrow_block > 1.5);  // initialize_from has checked that the certificate knows
+  CHECK(by_default <= 1.04);
 }
 
 TEST_CASE("randomized svd: pitfall 12, 34 values just above epsilon are all found",
@@ -175,8 +177,7 @@ TEST_CASE("randomized svd: pitfall 12, 34 values just above epsilon are all foun
   const Matrix dense = with_singular_values(random, 128, 96, cluster(3, 34, 1.02e-2));
   for (const Index block : {8, 16}) {
     CAPTURE(block);
-    const Outcome o =
-        initialize_from<float>(dense, config_of(128, 96), RandomizedSvd{block, 2, 0});
+    const Outcome o = initialize_from<float>(dense, config_of(128, 96), RandomizedSvd{block, 2, 0});
     CHECK(o.strengths.size() == 37);
     CHECK(o.error.norm() <= 1e-5);
   }
@@ -189,13 +190,13 @@ TEMPLATE_TEST_CASE("randomized svd: pitfall 12, vectors of different blocks are 
   INFO(seed_note(seed));
   Random random(seed);
   const Matrix dense = with_singular_values(random, 64, 56, geometric(40, 2e-2));
-  const Outcome o =
-      initialize_from<TestType>(dense, config_of(64, 56), RandomizedSvd{4, 2, 0});
+  const Outcome o = initialize_from<TestType>(dense, config_of(64, 56), RandomizedSvd{4, 2, 0});
   CHECK(o.strengths.size() == 40);
 }
 
-TEMPLATE_TEST_CASE("randomized svd: pitfall 12 and B75, exactly rank-deficient, rank below the block",
-                   "[randomized_svd]", float, double) {
+TEMPLATE_TEST_CASE(
+    "randomized svd: pitfall 12 and B75, exactly rank-deficient, rank below the block",
+    "[randomized_svd]", float, double) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -250,7 +251,8 @@ TEMPLATE_TEST_CASE("randomized svd: pitfall 12, all singular values equal", "[ra
   }
 }
 
-TEST_CASE("randomized svd: pitfall 12, a rank above the break-even goes dense", "[randomized_svd]") {
+TEST_CASE("randomized svd: pitfall 12, a rank above the break-even goes dense",
+          "[randomized_svd]") {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -280,7 +282,8 @@ TEMPLATE_TEST_CASE("randomized svd: pitfall 6, values of 1e-25 and 1e+25", "[ran
   }
 }
 
-TEST_CASE("randomized svd: the seed chooses the sketch, the bits follow from it", "[randomized_svd]") {
+TEST_CASE("randomized svd: the seed chooses the sketch, the bits follow from it",
+          "[randomized_svd]") {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -298,8 +301,7 @@ TEMPLATE_TEST_CASE("randomized svd: states of one number, one row and one column
                    "[randomized_svd]", float, double) {
   for (const bool fallback : {false, true}) {
     CAPTURE(fallback);
-    for (const auto& [d_k, d_v] :
-         {std::pair<Index, Index>{1, 1}, {1, 9}, {9, 1}, {2, 2}, {3, 2}}) {
+    for (const auto& [d_k, d_v] : {std::pair<Index, Index>{1, 1}, {1, 9}, {9, 1}, {2, 2}, {3, 2}}) {
       CAPTURE(d_k, d_v);
       const Matrix dense = Matrix::Constant(d_k, d_v, 0.75);
       const Outcome o = initialize_from<TestType>(dense, config_of(d_k, d_v, 1e-2, fallback));

@@ -26,7 +26,22 @@ namespace oracle = sinkstate::oracle;
 namespace testing = sinkstate::testing;
 using Json = nlohmann::json;
 
+// AddressSanitizer is here for addresses, not for figures, and slow: the first tokens will do.
+#if defined(__SANITIZE_ADDRESS__)
+#define SINKSTATE_TEST_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SINKSTATE_TEST_SANITIZED
+#endif
+#endif
+
 namespace {
+
+#ifdef SINKSTATE_TEST_SANITIZED
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
 
 constexpr Rule all_rules[] = {Rule::mamba2, Rule::gated_delta, Rule::kimi_delta};
 constexpr HeadMap all_maps[] = {HeadMap::interleaved, HeadMap::tiled};
@@ -794,10 +809,15 @@ TEST_CASE("the table names traces and heads") {
 
 TEST_CASE("the shipped traces: the certificate holds and is useful") {
   for (const char* name : {"mamba2", "gated_delta", "kimi_delta"}) {
-    const Trace trace = load_trace(std::string(SINKSTATE_TEST_DATA "/") + name + ".safetensors");
+    Trace trace = load_trace(std::string(SINKSTATE_TEST_DATA "/") + name + ".safetensors");
     CHECK(to_string(trace.rule) == std::string(name));
     CHECK(trace.ignored.empty());
     REQUIRE(!trace.state_end.empty());
+    if (sanitized) {
+      std::vector<std::ptrdiff_t> heads;
+      for (std::ptrdiff_t h = 0; h < trace.value_heads; ++h) heads.push_back(h);
+      trace = cut(trace, 300, heads);
+    }
     ReplayOptions options;
     options.threads = 2;
     for (const bool sink : {false, true}) {

@@ -170,9 +170,9 @@ TEMPLATE_TEST_CASE("jacobi: rotations need not be wanted", "[small_svd]", float,
 
 TEMPLATE_TEST_CASE("jacobi: B72, B73, one NaN or infinity anywhere, and the sweeps end",
                    "[small_svd]", float, double) {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(),
-                           std::numeric_limits<double>::infinity(),
-                           -std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+        -std::numeric_limits<double>::infinity()}) {
     for (Index at = 0; at < 9; ++at) {
       CAPTURE(bad, at);
       Rows<TestType> g(3, 3);

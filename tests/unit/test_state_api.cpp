@@ -8,6 +8,7 @@
 #include <sinkstate/sinkstate.hpp>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -527,7 +528,8 @@ TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", 
   Rows<float> dense = Rows<float>::Ones(8, 6);
   const auto status = [&](const MatrixView<const float>& matrix, const RandomizedSvd& method = {},
                           double certificate = 0) {
-    const Status result = initialize(s.team, s.view, matrix, method, static_cast<float>(certificate));
+    const Status result =
+        initialize(s.team, s.view, matrix, method, static_cast<float>(certificate));
     CHECK(bytes_of(s.config, s.view) == before);
     return result;
   };
@@ -537,9 +539,9 @@ TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", 
   CHECK(status({good.data, 6, 8, 8}) == Status::invalid_argument);  // transposed
   CHECK(status(good, {}, -1e-30) == Status::invalid_argument);
   CHECK(status(good, {}, not_a_number) == Status::invalid_argument);
-  for (const RandomizedSvd& bad : {RandomizedSvd{0, 2, 0}, RandomizedSvd{-1, 2, 0},
-                                   RandomizedSvd{4097, 2, 0}, RandomizedSvd{16, -1, 0},
-                                   RandomizedSvd{16, 65, 0}}) {
+  for (const RandomizedSvd& bad :
+       {RandomizedSvd{0, 2, 0}, RandomizedSvd{-1, 2, 0}, RandomizedSvd{4097, 2, 0},
+        RandomizedSvd{16, -1, 0}, RandomizedSvd{16, 65, 0}}) {
     CHECK(status(good, bad) == Status::invalid_argument);
     CHECK(contains(refusal([&] { (void)workspace_bytes<TestType>(s.config, bad); }), "block"));
   }
