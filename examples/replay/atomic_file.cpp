@@ -43,6 +43,11 @@ void AtomicFile::write(const void* bytes, std::size_t count) {
   if (count > 0 && std::fwrite(bytes, 1, count, stream_) != count) fail(errno);
 }
 
+void AtomicFile::flush() {
+  assert(stream_ != nullptr);
+  if (std::fflush(stream_) != 0) fail(errno);
+}
+
 void AtomicFile::commit() {
   assert(stream_ != nullptr);
   // Bytes still in the buffer may be the ones that do not fit on the disk.

@@ -193,6 +193,8 @@ int run(const Arguments& arguments) {
   }
   if (outputs_file) write_outputs(*outputs_file, traces.front(), outputs);
   if (json_file) json_file->write(json(reports, arguments.replay));
+  if (outputs_file) outputs_file->flush();
+  if (json_file) json_file->flush();
   if (outputs_file) outputs_file->commit();
   if (json_file) json_file->commit();
   std::fputs(table(reports, arguments.replay).c_str(), stdout);

@@ -82,9 +82,8 @@ struct Trace {
   }
 };
 
-/// Reads and checks a trace: shapes that agree, no tensor missing or unknown, every number finite
-/// (-inf is a log decay), log decays at most 0 and, for the delta rules, beta in [0, 2]. Throws a
-/// ToolError otherwise.
+/// Reads and checks a trace: no tensor missing, shapes that agree, every number finite (-inf is a
+/// log decay), log decays at most 0. Throws a ToolError otherwise. Unknown tensors are `ignored`.
 Trace load_trace(const std::filesystem::path& path);
 
 /// Writes `trace` in the types that it is stored in. Throws a ToolError when a vector does not fill

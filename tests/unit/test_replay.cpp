@@ -617,7 +617,7 @@ TEST_CASE("a state_end that the recurrence does not reach is refused") {
     CHECK(contains(error_of(trace, options), "state_end of head 1"));
   }
   SECTION("another decay") {
-    for (float& g : trace.log_decay) g *= 0.99f;
+    for (float& g : trace.log_decay) g *= 0.9f;
     CHECK(contains(error_of(trace, options), "state_end of head 0"));
   }
   SECTION("an initial state left out") {
