@@ -46,7 +46,7 @@ SinkState<Policy> state_of_rank(Index d_k, Index d_v, Index rank) {
   config.epsilon = 1e-2;
   SinkState<Policy> state(config);
   if (rank == 0) return state;
-  HostTeam<float> team(workspace_bytes<Policy>(config, ExactSvd{}));
+  HostTeam team(workspace_bytes<Policy>(config, ExactSvd{}));
   testing::Random random(testing::test_seed());
   const auto orthonormal = [&](Index length) {
     std::vector<float> rows(static_cast<std::size_t>(rank * length));
@@ -118,7 +118,7 @@ void step_factored(benchmark::State& bench) {
   const Index rank = bench.range(3);
   const SinkState<P> first = state_of_rank<P>(d_k, d_v, rank);
   const StateConfig config = SinkState<P>(first).view().config;
-  HostTeam<float> team(workspace_bytes<P>(config));
+  HostTeam team(workspace_bytes<P>(config));
   // A read-out touches the factors and, on average, half of the buffer; a step writes one token.
   const Index decays = Rule::log_decays(d_k);
   const double numbers = static_cast<double>(rank * (d_k + d_v + 1)) +
@@ -152,7 +152,7 @@ void compact_full_svd(benchmark::State& bench) {
   const SinkState<P> first = state_of_rank<P>(bench.range(0), bench.range(1), bench.range(2));
   SinkState<P> filled = first;
   const StateConfig config = filled.view().config;
-  HostTeam<float> team(workspace_bytes<P>(config));
+  HostTeam team(workspace_bytes<P>(config));
   const testing::Stream stream = stream_of<Rule>(config.d_k, config.d_v, buffer);
   for (int t = 0; t < buffer; ++t) {
     if (advance(team, filled.view(), token_of(stream, t)) != Status::ok) std::abort();
@@ -174,7 +174,7 @@ void initialize_randomized(benchmark::State& bench) {
   const Index d_v = bench.range(1);
   SinkState<P> state = state_of_rank<P>(d_k, d_v, bench.range(2));
   const StateConfig config = state.view().config;
-  HostTeam<float> team(workspace_bytes<P>(config));
+  HostTeam team(workspace_bytes<P>(config));
   std::vector<float> dense(static_cast<std::size_t>(d_k * d_v));
   const MatrixView<float> view{dense.data(), d_k, d_v, d_v};
   if (materialize(team, state.view(), view) != Status::ok) std::abort();

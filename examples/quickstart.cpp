@@ -15,7 +15,7 @@ using Policy = ss::Policy<ss::GatedDelta, ss::Host, ss::Fp32, ss::FullSvd>;
 struct Head {
   ss::StateConfig config{128, 128};  // d_k, d_v; epsilon, buffer and the rest have defaults
   ss::SinkState<Policy> state{config};
-  ss::HostTeam<float> team{ss::workspace_bytes<Policy>(config)};  // one a thread, for any states
+  ss::HostTeam team{ss::workspace_bytes<Policy>(config)};  // one a thread, for any states
 
   // output = S^T query after S <- exp(log_decay) (I - beta k k^T) S + beta k v^T
   ss::Status decode(const float* key, const float* value, float log_decay, float beta,

@@ -36,7 +36,8 @@ class AtomicFile {
   void write(const void* bytes, std::size_t count);
   void write(std::string_view text) { write(text.data(), text.size()); }
 
-  /// What was written is on its way: a full disk shows here, while other files can still be withheld.
+  /// What was written is on its way: a full disk shows here, while other files can still be
+  /// withheld.
   void flush();
 
   /// Flushes, closes and renames; the last call on this object.

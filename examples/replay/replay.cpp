@@ -306,7 +306,7 @@ class HeadReplay {
 
   StateConfig config_;
   SinkState<Policy> state_;
-  HostTeam<float> team_;
+  HostTeam team_;
   oracle::DenseRecurrence<double> exact_;
   std::vector<float> dense_;
   HeadResult result_;

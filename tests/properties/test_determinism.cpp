@@ -33,7 +33,7 @@ bool same_bits(const std::vector<T>& x, const std::vector<T>& y) {
 
 // All that a state shows: its matrix, its certificate, its rank.
 template <class P, class T = typename P::Compute>
-std::vector<T> face(HostTeam<T>& team, const SinkStateView<P>& view) {
+std::vector<T> face(HostTeam& team, const SinkStateView<P>& view) {
   const Index d_k = view.config.d_k, d_v = view.config.d_v;
   std::vector<T> numbers(static_cast<std::size_t>(d_k * d_v));
   T certificate = 0;
@@ -46,7 +46,7 @@ std::vector<T> face(HostTeam<T>& team, const SinkStateView<P>& view) {
 
 // Outputs of tokens [first, last), one at a time, compacted when due; then what the state shows.
 template <class P, class T = typename P::Compute>
-std::vector<T> replay(HostTeam<T>& team, const SinkStateView<P>& view, const Inputs<T>& inputs,
+std::vector<T> replay(HostTeam& team, const SinkStateView<P>& view, const Inputs<T>& inputs,
                       int first, int last) {
   std::vector<T> results;
   std::vector<T> output(static_cast<std::size_t>(view.config.d_v));
@@ -77,7 +77,7 @@ struct Fresh {
   Inputs<T> inputs;
   StateConfig config;
   SinkState<P> state;
-  HostTeam<T> team;
+  HostTeam team;
 };
 
 // Bytes aligned to 64 that hold NaN, in any precision.

@@ -164,7 +164,7 @@ class StateRunner {
 
   SinkStateView<P> view() { return state_.view(); }
   SinkState<P>& state() { return state_; }
-  HostTeam<T>& team() { return team_; }
+  HostTeam& team() { return team_; }
   const Inputs<T>& inputs() const { return inputs_; }
   T certificate() { return view().certificate(); }
 
@@ -203,7 +203,7 @@ class StateRunner {
  private:
   Inputs<T> inputs_;
   SinkState<P> state_;
-  HostTeam<T> team_;
+  HostTeam team_;
   std::vector<T> output_;
 };
 

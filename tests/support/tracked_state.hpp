@@ -149,7 +149,7 @@ class TrackedState {
  public:
   SinkState<P> state;
   SinkStateView<P> view;
-  HostTeam<T> team;
+  HostTeam team;
   Oracle exact;
   double largest = 0;
 

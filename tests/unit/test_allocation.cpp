@@ -179,7 +179,7 @@ class EveryVerb {
   Inputs<T> inputs_;
   std::vector<T> heavy_value_;
   SinkState<P> state_;
-  HostTeam<T> team_;
+  HostTeam team_;
   std::vector<T> output_, outputs_, dense_;
   bool all_ok_ = true;
   bool was_low_rank_ = false;

@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("host team: dot and norm", "[host_team]", float, double) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   for (Index n = 0; n <= most; ++n) {
     CAPTURE(n);
     const auto x = draw<TestType>(random, n), y = draw<TestType>(random, n);
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("host team: dot and norm", "[host_team]", float, double) {
 
 TEMPLATE_TEST_CASE("host team: pitfall 6, norms whose squares leave the range", "[host_team]",
                    float, double) {
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   const TestType smallest = std::numeric_limits<TestType>::denorm_min();
   const TestType largest = std::numeric_limits<TestType>::max();
   for (const TestType scale : {smallest, TestType(1e-30), TestType(1e+30), largest / 16,
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("host team: pitfall 6, norms whose squares leave the range", 
 
 TEMPLATE_TEST_CASE("host team: norms of NaN and infinity are not numbers to go on with",
                    "[host_team]", float, double) {
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   for (const TestType bad :
        {std::numeric_limits<TestType>::quiet_NaN(), std::numeric_limits<TestType>::infinity(),
         -std::numeric_limits<TestType>::infinity()}) {
@@ -109,7 +109,7 @@ TEMPLATE_TEST_CASE("host team: norms of NaN and infinity are not numbers to go o
 
 TEMPLATE_TEST_CASE("host team: max_abs sees a NaN behind an infinity", "[host_team]", float,
                    double) {
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   const TestType x[] = {1, std::numeric_limits<TestType>::infinity(),
                         std::numeric_limits<TestType>::quiet_NaN(), 2};
   CHECK(std::isnan(team.max_abs(4, x)));
@@ -123,7 +123,7 @@ TEMPLATE_TEST_CASE("host team: project and add_combination, strided", "[host_tea
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   for (Index n = 0; n <= most; ++n) {
     for (const Index rows : {0, 1, 3, 4, 7}) {
       CAPTURE(n, rows);
@@ -162,7 +162,7 @@ TEMPLATE_TEST_CASE("host team: element by element", "[host_team]", float, double
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   for (Index n = 0; n <= most; ++n) {
     CAPTURE(n);
     const auto x = draw<TestType>(random, n), w = draw<TestType>(random, n);
@@ -187,7 +187,7 @@ TEMPLATE_TEST_CASE("host team: rotate", "[host_team]", float, double) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   const double s = 0.6, c = 0.8;
   const auto sine = static_cast<TestType>(s), tau = static_cast<TestType>(s / (1 + c));
   for (Index n = 0; n <= most; ++n) {
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("host team: rotate", "[host_team]", float, double) {
 TEMPLATE_TEST_CASE("host team: a decay is its exponential, or exactly 0, and never subnormal",
                    "[host_team]", float, double) {
   using Limits = std::numeric_limits<TestType>;
-  const HostTeam<TestType> team(0);
+  const HostTeam team(0);
   const double smallest_log = std::log(static_cast<double>(Limits::min()));
   std::vector<TestType> logs{TestType(0),         TestType(-1e-8), TestType(-1),
                              -Limits::infinity(), -Limits::max(),  -Limits::denorm_min()};
@@ -229,6 +229,6 @@ TEMPLATE_TEST_CASE("host team: a decay is its exponential, or exactly 0, and nev
   }
   CHECK(team.exp_decay(TestType(0)) == 1);
   CHECK(team.exp_decay(-Limits::infinity()) == 0);
-  CHECK(HostTeam<float>(0).exp_decay(-87.4F) == 0);
-  CHECK(HostTeam<double>(0).exp_decay(-708.5) == 0);
+  CHECK(HostTeam(0).exp_decay(-87.4F) == 0);
+  CHECK(HostTeam(0).exp_decay(-708.5) == 0);
 }

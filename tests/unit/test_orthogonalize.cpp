@@ -29,7 +29,7 @@ template <class T>
 Factorization<T> factorize(const Rows<T>& a, Index orthonormal = 0) {
   const Index most = std::min(a.rows(), a.cols());
   Factorization<T> f{a, Rows<T>::Constant(a.rows(), most, T(7)), 0};
-  HostTeam<T> team(0);
+  HostTeam team(0);
   std::vector<T> scratch(static_cast<std::size_t>(most));
   f.count = sinkstate::detail::orthogonalize(team, view_of(f.q), orthonormal, view_of(f.r),
                                              scratch.data());

@@ -34,7 +34,7 @@ Outcome initialize_from(const Matrix& dense, const StateConfig& config, const Me
   using P = PolicyOf<T>;
   Rows<T> given = dense.cast<T>();
   SinkState<P> state(config);
-  HostTeam<T> team(workspace_bytes<P>(config, method));
+  HostTeam team(workspace_bytes<P>(config, method));
   const auto view = state.view();
   Outcome outcome;
   REQUIRE(initialize(team, view, view_of(given), method, T(0), &outcome.report) == Status::ok);

@@ -75,7 +75,7 @@ Svd decompose(const Terms& terms) {
     for (Index j = 0; j < d_v; ++j) list.values(i, j) = static_cast<T>(terms.values(i, j));
     list.weights[i] = static_cast<T>(terms.weights[static_cast<std::size_t>(i)]);
   }
-  HostTeam<T> team(0);
+  HostTeam team(0);
   const auto d = sinkstate::detail::decompose(team, list);
   const Index rank = d.above(T(0));
   Rows<T> keys(rank, d_k), values(rank, d_v);

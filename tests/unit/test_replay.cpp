@@ -405,7 +405,7 @@ TEST_CASE("figures are what outputs, states and the library say, recomputed here
     config.dense_fallback = false;
     ss::SinkState<Policy> owner(config, trace.sink_direction.data() + h * d_v);
     const auto view = owner.view();
-    ss::HostTeam<float> team(ss::workspace_bytes<Policy>(config));
+    ss::HostTeam team(ss::workspace_bytes<Policy>(config));
     oracle::DenseRecurrence<double> recurrence(oracle::gated_delta, d_k, d_v);
     std::vector<double> looseness;
     std::vector<float> dense(at(state_size));

@@ -30,7 +30,7 @@ template <class T>
 Outcome<T> run(const Rows<T>& g, bool want_rotations = true) {
   const Index n = g.rows();
   Outcome<T> o{g, Rows<T>(n, n), std::vector<T>(static_cast<std::size_t>(n)), 0, false};
-  HostTeam<T> team(0);
+  HostTeam team(0);
   const auto jacobi = sinkstate::detail::one_sided_jacobi(
       team, view_of(o.g), want_rotations ? view_of(o.y) : MatrixView<T>{}, o.s.data());
   o.sweeps = jacobi.sweeps;
@@ -45,7 +45,8 @@ Matrix directions(const Outcome<T>& o) {
   Matrix kept(0, o.g.cols());
   for (Index i = 0; i < o.g.rows(); ++i) {
     const T s = o.s[static_cast<std::size_t>(i)];
-    if (!(s > sinkstate::detail::negligible<T> * largest)) continue;
+    const T noise = sinkstate::detail::negligible * sinkstate::detail::unit_roundoff<T> * largest;
+    if (!(s > noise)) continue;
     kept.conservativeResize(kept.rows() + 1, Eigen::NoChange);
     kept.row(kept.rows() - 1) = o.g.row(i).template cast<double>() / static_cast<double>(s);
   }

@@ -223,7 +223,7 @@ TEST_CASE("view: it does not read what the memory held before", "[view]") {
   const std::vector<float> direction(6, 1.0F);
   const auto view = make_view<P>(memory, size, config, direction.data());
   SinkState<P> fresh(config, direction.data());
-  HostTeam<float> team(workspace_bytes<P>(config));
+  HostTeam team(workspace_bytes<P>(config));
   Random random(test_seed());
   Chunk<float> chunk(KimiDelta{}, random, 8, 8, 6), again = chunk;
   for (int round = 0; round < 2; ++round) {
@@ -312,37 +312,35 @@ TEMPLATE_TEST_CASE("workspace: too little is said, and nothing is touched", "[st
   Random random(test_seed());
   Chunk<float> chunk(typename TestType::Rule{}, random, 3, 12, 10);
   {
-    HostTeam<float> team(full);
+    HostTeam team(full);
     REQUIRE(advance(team, state.view(), chunk.tokens()) == Status::ok);
     REQUIRE(compact(team, state.view()) == Status::ok);
     REQUIRE(advance(team, state.view(), chunk.tokens()) == Status::ok);
   }
   Rows<float> dense = Rows<float>::Constant(12, 10, -99.0F);
   using View = SinkStateView<TestType>;
-  using Verb = Status (*)(HostTeam<float>&, View, Chunk<float>&, Rows<float>&);
+  using Verb = Status (*)(HostTeam&, View, Chunk<float>&, Rows<float>&);
   const Verb verbs[] = {
-      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+      [](HostTeam& team, View view, Chunk<float>& c, Rows<float>&) {
         return advance(team, view, c.tokens()[0]);
       },
-      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+      [](HostTeam& team, View view, Chunk<float>& c, Rows<float>&) {
         return step(team, view, c.tokens()[0], c.queries.data(), c.outputs.data());
       },
-      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+      [](HostTeam& team, View view, Chunk<float>& c, Rows<float>&) {
         return advance(team, view, c.tokens());
       },
-      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+      [](HostTeam& team, View view, Chunk<float>& c, Rows<float>&) {
         return step(team, view, c.tokens(), view_of(c.queries), view_of(c.outputs));
       },
-      [](HostTeam<float>& team, View view, Chunk<float>& c, Rows<float>&) {
+      [](HostTeam& team, View view, Chunk<float>& c, Rows<float>&) {
         return read_out(team, view, c.queries.data(), c.outputs.data());
       },
-      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>& d) {
+      [](HostTeam& team, View view, Chunk<float>&, Rows<float>& d) {
         return materialize(team, view, view_of(d));
       },
-      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>&) {
-        return compact(team, view);
-      },
-      [](HostTeam<float>& team, View view, Chunk<float>&, Rows<float>& d) {
+      [](HostTeam& team, View view, Chunk<float>&, Rows<float>&) { return compact(team, view); },
+      [](HostTeam& team, View view, Chunk<float>&, Rows<float>& d) {
         return initialize(team, view, view_of(d));
       },
   };
@@ -353,7 +351,7 @@ TEMPLATE_TEST_CASE("workspace: too little is said, and nothing is touched", "[st
     Status status = Status::workspace_too_small;
     for (std::size_t size = 0; size <= full && status != Status::ok; size += 64) {
       SinkState<TestType> attempt = state;
-      HostTeam<float> team(size);
+      HostTeam team(size);
       status = verbs[v](team, attempt.view(), chunk, dense);
       if (status == Status::ok) continue;
       REQUIRE(status == Status::workspace_too_small);

@@ -95,14 +95,14 @@ class Example {
  private:
   Index d_;
   SinkState<P> state_;
-  HostTeam<double> team_;
+  HostTeam team_;
   Vector initial_;
 };
 
 }  // namespace
 
 TEST_CASE("worked example: the core, by orthogonalising both sides", "[worked_example]") {
-  HostTeam<double> team(1 << 12);
+  HostTeam team(1 << 12);
   Vector left = u0, right = v0;
   for (const PaperToken* token : {&the, &biggest}) {
     left.insert(left.end(), token->v.begin(), token->v.end());
@@ -127,7 +127,7 @@ TEST_CASE("worked example: the core, by orthogonalising both sides", "[worked_ex
 }
 
 TEST_CASE("worked example: singular values and first rows", "[worked_example]") {
-  HostTeam<double> team(1 << 16);
+  HostTeam team(1 << 16);
   Workspace memory = team.workspace();
   auto list = detail::TermList<double>::carve(memory, 3, 4, 4);
   REQUIRE_FALSE(memory.exhausted());

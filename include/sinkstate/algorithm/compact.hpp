@@ -41,14 +41,15 @@ SINKSTATE_HOST_DEVICE void commit(const SinkStateView<Policy>& state, T error, T
 
 /// Writes the strongest terms of a decomposition as the body, as many as the configuration wants.
 /// @param sink      strength of the sink, to which epsilon is relative as well
-/// @returns false, and nothing is written, when the terms wanted are more than `most` and
-/// `may_refuse`
-template <class Team, class Policy, class T = typename Policy::Compute>
+/// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
+/// terms are wanted and `may_refuse`
+template <class Team, class Policy, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
-                                          const Decomposition<T>& terms, T sink, Index most,
+                                          const Decomposition<T, Core>& terms, T sink, Index most,
                                           bool may_refuse, CompactionReport& report) {
-  T reference = sink;
-  if (terms.count > 0 && terms.strength(0) > reference) reference = terms.strength(0);
+  const T strongest = terms.count > 0 ? terms.strength(0) : T(0);
+  if (!std::isfinite(strongest)) return false;
+  const T reference = strongest > sink ? strongest : sink;
   const Index wanted = terms.above(static_cast<T>(state.config.epsilon) * reference);
   if (wanted > most && may_refuse) return false;
   const Index rank = wanted < most ? wanted : most;
@@ -112,18 +113,18 @@ SINKSTATE_HOST_DEVICE T strengths_sum(const SinkStateView<Policy>& state) {
 }
 
 /// Scratch of the randomized block SVD of a dense content.
-template <class T>
+template <class T, class Core>
 struct DenseSvdScratch {
   MatrixView<T> content;  // d_k x d_v
   RangeFinderScratch<T> range;
-  TermList<T> list;
+  TermList<T, Core> list;
 
   SINKSTATE_HOST_DEVICE static DenseSvdScratch carve(Workspace& memory, const StateConfig& config,
                                                      Index most, Index block) {
     DenseSvdScratch scratch;
     scratch.content = memory.take_matrix<T>(config.d_k, config.d_v);
     scratch.range = RangeFinderScratch<T>::carve(memory, block, config.d_v);
-    scratch.list = TermList<T>::carve(memory, most + block, config.d_k, config.d_v);
+    scratch.list = TermList<T, Core>::carve(memory, most + block, config.d_k, config.d_v);
     return scratch;
   }
 };
@@ -140,15 +141,14 @@ struct CompactScratch {
   using T = typename Policy::Compute;
 
   CurrentTerms<Policy> terms;
-  DenseSvdScratch<T> dense;
+  DenseSvdScratch<T, typename Policy::Backend::Core> dense;
 
   SINKSTATE_HOST_DEVICE CompactScratch(const StateConfig& config, Workspace& memory)
       : terms(config, memory) {
     if (!Policy::Compaction::low_rank) {
-      dense = DenseSvdScratch<T>::carve(memory, config, 0, 0);
+      dense = decltype(dense)::carve(memory, config, 0, 0);
     } else if (config.dense_fallback) {
-      dense =
-          DenseSvdScratch<T>::carve(memory, config, returning_rank(config), RandomizedSvd{}.block);
+      dense = decltype(dense)::carve(memory, config, returning_rank(config), RandomizedSvd{}.block);
     }
   }
 };
@@ -172,10 +172,10 @@ SINKSTATE_HOST_DEVICE T residual_norm(Team& team, const SinkStateView<Policy>& s
 }
 
 /// The terms of a content: all of them ...
-template <class Team, class T>
+template <class Team, class T, class Core>
 SINKSTATE_HOST_DEVICE bool list_terms(Team& team, ExactSvd, T, T, Index,
-                                      DenseSvdScratch<T>& scratch) {
-  TermList<T>& list = scratch.list;
+                                      DenseSvdScratch<T, Core>& scratch) {
+  auto& list = scratch.list;
   list.count = scratch.content.rows;
   for (Index i = 0; i < list.count; ++i) {
     team.fill(list.keys.cols, T(0), list.keys.row(i));
@@ -185,11 +185,11 @@ SINKSTATE_HOST_DEVICE bool list_terms(Team& team, ExactSvd, T, T, Index,
   return true;
 }
 /// ... or the strongest. See `find_range` for the rest.
-template <class Team, class T>
+template <class Team, class T, class Core>
 SINKSTATE_HOST_DEVICE bool list_terms(Team& team, const RandomizedSvd& options, T epsilon, T least,
-                                      Index most, DenseSvdScratch<T>& scratch) {
-  return find_range<Team, T>(team, scratch.content, options, epsilon, least, most, scratch.range,
-                             scratch.list);
+                                      Index most, DenseSvdScratch<T, Core>& scratch) {
+  return find_range(team, MatrixView<const T>(scratch.content), options, epsilon, least, most,
+                    scratch.range, scratch.list);
 }
 
 /// Compresses a content and makes the result the body.
@@ -199,16 +199,16 @@ SINKSTATE_HOST_DEVICE bool list_terms(Team& team, const RandomizedSvd& options, 
 /// @param scratch  holds the content, which is overwritten when the result is true
 /// @param sink, most, may_refuse  as in `keep_strongest`
 /// @returns as `keep_strongest`; `report.dropped` is then the computed residual
-template <class Team, class Policy, class Method, class T = typename Policy::Compute>
+template <class Team, class Policy, class Method, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy>& state,
                                           const Method& method, T scale, T sink, Index most,
-                                          bool may_refuse, DenseSvdScratch<T>& scratch,
+                                          bool may_refuse, DenseSvdScratch<T, Core>& scratch,
                                           CompactionReport& report) {
   const bool complete =
       list_terms(team, method, static_cast<T>(state.config.epsilon), sink / scale, most, scratch);
   if (!complete && may_refuse) return false;
   for (Index i = 0; i < scratch.list.count; ++i) scratch.list.weights[i] = scale;
-  const Decomposition<T> terms = decompose(team, scratch.list);
+  const auto terms = decompose(team, scratch.list);
   if (!keep_strongest(team, state, terms, sink, most, may_refuse, report)) return false;
   report.capped = report.capped || !complete;
   report.dropped = static_cast<double>(
@@ -262,14 +262,12 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   bool low_rank = false;
   if (!state.dense()) {
     const auto decomposition = detail::decompose(team, terms.list);
-    if (decomposition.count > 0 && !std::isfinite(decomposition.strength(0))) {
-      return Status::overflow;
-    }
     low_rank = detail::keep_strongest(team, state, decomposition, sink, config.rank_capacity(),
                                       config.dense_fallback, done);
+    if (!low_rank && !config.dense_fallback) return Status::overflow;
     if (low_rank) {
       roundoffs += detail::recompress_roundoffs(config.d_k, config.d_v, done.rank_before);
-      rotations = std::ldexp(decomposition.roundoffs, decomposition.exponent);
+      rotations = decomposition.rotation_error;
     } else {
       // The decomposition has consumed the terms.
       detail::gather_terms(team, state, terms);
@@ -308,8 +306,8 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
     team.copy(config.d_k, terms.sink, state.sink);
   }
   const T rounding =
-      detail::unit_roundoff<T> *
-      (detail::bound_product(static_cast<T>(roundoffs), state.buffer.masses[buffered]) + rotations);
+      rotations + detail::unit_roundoff<T> * detail::bound_product(static_cast<T>(roundoffs),
+                                                                   state.buffer.masses[buffered]);
   const T error = state.certificate() + static_cast<T>(done.dropped) + rounding;
   detail::commit(state, error, body + sink);
   state.record->compactions += 1;

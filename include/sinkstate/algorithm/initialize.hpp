@@ -24,7 +24,7 @@ template <class Policy>
 struct InitializeScratch {
   using T = typename Policy::Compute;
 
-  DenseSvdScratch<T> dense;
+  DenseSvdScratch<T, typename Policy::Backend::Core> dense;
   SinkSplit<T> split;
   T* sink;
 
@@ -40,7 +40,7 @@ struct InitializeScratch {
 
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, Index most, Index block,
                                           Workspace& memory)
-      : dense(DenseSvdScratch<T>::carve(memory, config, low_rank ? most : 0, low_rank ? block : 0)),
+      : dense(decltype(dense)::carve(memory, config, low_rank ? most : 0, low_rank ? block : 0)),
         split(Policy::Sink::present ? config.d_v : 0, memory),
         sink(memory.take<T>(Policy::Sink::present ? config.d_k : 0)) {}
 };
@@ -108,6 +108,7 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
     low_rank = detail::compress_dense(team, state, method, scale, sink, config.rank_capacity(),
                                       config.dense_fallback, scratch.dense, done);
     if (!low_rank) {
+      if (!config.dense_fallback) return Status::overflow;
       for (Index i = 0; i < config.d_k; ++i) {
         team.scale(config.d_v, scale, content.row(i), content.row(i));
       }

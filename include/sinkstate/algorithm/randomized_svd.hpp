@@ -51,10 +51,10 @@ struct RangeFinderScratch {
 /// Each block is D^T-refined `power_iterations` times, orthogonalised at every half-step and
 /// against the basis. It stops when the weakest singular value of a block is below epsilon / 2 of
 /// the strongest seen, or the range is exhausted.
-template <class Team, class T>
+template <class Team, class T, class Core>
 SINKSTATE_HOST_DEVICE bool find_range(Team& team, const MatrixView<const T>& dense,
                                       const RandomizedSvd& options, T epsilon, T least, Index most,
-                                      RangeFinderScratch<T>& scratch, TermList<T>& list) {
+                                      RangeFinderScratch<T>& scratch, TermList<T, Core>& list) {
   const Philox philox{options.seed};
   const Index full = dense.rows < dense.cols ? dense.rows : dense.cols;
   T strongest = least;

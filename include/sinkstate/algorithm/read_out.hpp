@@ -13,7 +13,7 @@ namespace detail {
 
 /// Terms read at a time, keys and values, so that a state's memory is walked through once and in
 /// order.
-inline constexpr Index term_block = 8;
+inline constexpr Index term_block = 16;
 
 /// Scratch of `read_state` for up to `Room` vectors.
 template <int Room, class Policy>

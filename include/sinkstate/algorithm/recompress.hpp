@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
@@ -16,7 +17,9 @@ SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
 /// Rank-one terms weight_i key_i value_i^T, and the scratch in which they are decomposed.
-template <class T>
+///
+/// @tparam Core  the numbers of the core and its rotations; T or wider
+template <class T, class Core = T>
 struct TermList {
   Index count = 0;
   MatrixView<T> keys;    // most x d_k
@@ -28,9 +31,9 @@ struct TermList {
   MatrixView<T> mixed_keys;    // M = A diag(weights) R_v, one row per independent value
   MatrixView<T> value_coords;  // R_v
   MatrixView<T> key_coords;    // R_k
-  MatrixView<T> core;          // G, transposed R_k
-  MatrixView<T> rotations;     // Y
-  T* strengths = nullptr;
+  MatrixView<Core> core;       // G, transposed R_k
+  MatrixView<Core> rotations;  // Y
+  Core* strengths = nullptr;
   T* coefficients = nullptr;
 
   SINKSTATE_HOST_DEVICE static TermList carve(Workspace& memory, Index most, Index d_k, Index d_v) {
@@ -45,9 +48,9 @@ struct TermList {
     list.mixed_keys = memory.take_matrix<T>(independent_values, d_k);
     list.value_coords = memory.take_matrix<T>(most, independent_values);
     list.key_coords = memory.take_matrix<T>(independent_values, independent);
-    list.core = memory.take_matrix<T>(independent, independent_values);
-    list.rotations = memory.take_matrix<T>(independent, independent);
-    list.strengths = memory.take<T>(independent);
+    list.core = memory.take_matrix<Core>(independent, independent_values);
+    list.rotations = memory.take_matrix<Core>(independent, independent);
+    list.strengths = memory.take<Core>(independent);
     list.coefficients = memory.take<T>(most);
     return list;
   }
@@ -55,29 +58,30 @@ struct TermList {
 
 /// The decomposition of a list of terms, in the list's scratch: its singular values are 2^exponent
 /// s_i, falling.
-template <class T>
+template <class T, class Core = T>
 struct Decomposition {
-  MatrixView<T> key_basis;    // Q_k
-  MatrixView<T> value_basis;  // Q_v
-  MatrixView<T> core;         // row i = s_i x_i, over the value basis
-  MatrixView<T> rotations;    // row i = y_i, over the key basis
-  const T* strengths = nullptr;
+  MatrixView<T> key_basis;     // Q_k
+  MatrixView<T> value_basis;   // Q_v
+  MatrixView<Core> core;       // row i = s_i x_i, over the value basis
+  MatrixView<Core> rotations;  // row i = y_i, over the key basis
+  const Core* strengths = nullptr;
+  T* coefficients = nullptr;     // scratch of `form`
   const Index* order = nullptr;  // of the rows, strongest first
   Index count = 0;
   int exponent = 0;
   int sweeps = 0;
   bool orthogonal = true;
-  T roundoffs = 0;  // (N6) of the rotations, in units of u 2^exponent
+  T rotation_error = 0;  // (N6) rounding of the rotations, a Frobenius norm
 
   SINKSTATE_HOST_DEVICE T strength(Index i) const {
-    return std::ldexp(strengths[order[i]], exponent);
+    return static_cast<T>(std::ldexp(strengths[order[i]], exponent));
   }
 
   /// How many singular values are above rounding, at least `least`, and not about to become
   /// subnormal.
   SINKSTATE_HOST_DEVICE Index above(T least) const {
     if (count == 0) return 0;
-    const T noise = negligible<T> * strengths[order[0]];
+    const Core noise = negligible * Core(unit_roundoff<T>) * strengths[order[0]];
     if (least < smallest_kept<T>) least = smallest_kept<T>;
     Index rank = 0;
     while (rank < count && strengths[order[rank]] > noise && strength(rank) >= least) ++rank;
@@ -87,25 +91,28 @@ struct Decomposition {
   /// Frobenius norm of the terms from `rank` on. If the sweeps ran out, only their key side is
   /// orthogonal; the sum of the strengths is safe all the same.
   SINKSTATE_HOST_DEVICE T norm_from(Index rank) const {
-    T squares = T(0);
-    T sum = T(0);
+    Core squares = Core(0);
+    Core sum = Core(0);
     for (Index i = rank; i < count; ++i) {
-      const T s = strengths[order[i]];
+      const Core s = strengths[order[i]];
       squares += s * s;
       sum += s;
     }
-    return std::ldexp(orthogonal ? std::sqrt(squares) : sum, exponent);
+    return static_cast<T>(std::ldexp(orthogonal ? std::sqrt(squares) : sum, exponent));
   }
 
   /// Term i with unit vectors: strength(i) key value^T.
   template <class Team>
   SINKSTATE_HOST_DEVICE void form(Team& team, Index i, T* key, T* value) const {
     const Index row = order[i];
+    for (Index l = 0; l < count; ++l) coefficients[l] = static_cast<T>(rotations(row, l));
     team.fill(key_basis.cols, T(0), key);
-    team.add_combination(key_basis, rotations.row(row), key);
+    team.add_combination(key_basis, coefficients, key);
+    for (Index l = 0; l < value_basis.rows; ++l) {
+      coefficients[l] = static_cast<T>(core(row, l) / strengths[row]);
+    }
     team.fill(value_basis.cols, T(0), value);
-    team.add_combination(value_basis, core.row(row), value);
-    team.scale(value_basis.cols, T(1) / strengths[row], value, value);
+    team.add_combination(value_basis, coefficients, value);
   }
 };
 
@@ -117,8 +124,8 @@ struct Decomposition {
 /// The second QR is the preconditioner of Drmac and Veselic. All vectors are orthogonalised, those
 /// of an earlier decomposition too: frozen or decayed terms are not orthogonal to anything.
 /// Consumes the list.
-template <class Team, class T>
-SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) {
+template <class Team, class T, class Core>
+SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, Core>& list) {
   // Terms with magnitudes near 1, and the powers of two apart.
   int top = 0;
   Index count = 0;
@@ -139,8 +146,11 @@ SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) 
     }
     ++count;
   }
+  // Far below the rounding of the strongest term nothing is left, and inverse norms would overflow.
+  constexpr int invisible = -3 * std::numeric_limits<T>::digits;
   for (Index i = 0; i < count; ++i) {
-    list.weights[i] = std::ldexp(list.weights[i], list.exponents[i] - top);
+    const int exponent = list.exponents[i] - top;
+    list.weights[i] = exponent < invisible ? T(0) : std::ldexp(list.weights[i], exponent);
   }
 
   const auto keys = list.keys.middle_rows(0, count);
@@ -156,29 +166,29 @@ SINKSTATE_HOST_DEVICE Decomposition<T> decompose(Team& team, TermList<T>& list) 
   auto key_coords = list.key_coords.middle_rows(0, values);
   const Index independent = orthogonalize(team, mixed, 0, key_coords, list.coefficients);
 
-  Decomposition<T> result;
+  Decomposition<T, Core> result;
   result.count = independent;
   result.exponent = top;
   result.key_basis = list.mixed_keys.middle_rows(0, independent);
   result.value_basis = list.values.middle_rows(0, values);
   // Padded with zeros to whole rows: they change no sum, and the sweeps run without remainders.
-  const auto padded = [](const MatrixView<T>& m, Index rows, Index cols) {
-    constexpr Index unit = static_cast<Index>(Workspace::alignment / sizeof(T));
-    return MatrixView<T>{m.data, rows, (cols + unit - 1) / unit * unit, m.stride};
+  const auto padded = [](const MatrixView<Core>& m, Index rows, Index cols) {
+    return MatrixView<Core>{m.data, rows, (cols + 15) / 16 * 16, m.stride};
   };
   result.core = padded(list.core, independent, values);
   result.rotations = padded(list.rotations, independent, independent);
   result.strengths = list.strengths;
+  result.coefficients = list.coefficients;
   result.order = list.order;
   for (Index i = 0; i < independent; ++i) {
-    team.fill(result.core.cols, T(0), result.core.row(i));
+    team.fill(result.core.cols, Core(0), result.core.row(i));
     for (Index l = 0; l < values; ++l) result.core(i, l) = key_coords(l, i);
   }
-  const JacobiOutcome<T> jacobi =
-      one_sided_jacobi(team, result.core, result.rotations, list.strengths);
+  const JacobiOutcome<Core> jacobi =
+      one_sided_jacobi(team, result.core, result.rotations, list.strengths, Core(unit_roundoff<T>));
   result.sweeps = jacobi.sweeps;
   result.orthogonal = jacobi.converged;
-  result.roundoffs = jacobi.roundoffs;
+  result.rotation_error = static_cast<T>(std::ldexp(unit_roundoff<Core> * jacobi.roundoffs, top));
 
   for (Index i = 0; i < independent; ++i) {
     Index place = i;

@@ -12,10 +12,9 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// Rows below this share of the largest are rounding noise: they are not rotated, and nobody keeps
-/// them.
-template <class T>
-inline constexpr T negligible = 8 * unit_roundoff<T>;
+/// Rows below this share of the largest are rounding noise, in units of the roundoff: they are not
+/// rotated, and nobody keeps them.
+inline constexpr int negligible = 2;
 
 /// Terms and rows below this are dropped: multiplied by anything down to u they would become
 /// subnormal numbers, which take a processor a hundred times longer.
@@ -33,21 +32,23 @@ struct JacobiOutcome {
 /// Rotates the rows of G until they are orthogonal, so that G = Y^T diag(s) X^T with s_i = |g_i|
 /// and x_i = g_i / s_i: the Hestenes form, docs/numerics.md, section 3.
 ///
-/// @param g  n vectors of length m, scaled so that the largest magnitude is near 1
-/// @param y  n rows at least n wide, becomes the product of the rotations (rows orthonormal), the
-/// rest 0; no data: not
-///           wanted
-/// @param s  n numbers, the norms of the rotated rows, in no order
+/// @param g     n vectors of length m, scaled so that the largest magnitude is near 1
+/// @param y     n rows at least n wide, becomes the product of the rotations (rows orthonormal),
+/// the rest 0; no data:
+///              not wanted
+/// @param s     n numbers, the norms of the rotated rows, in no order
+/// @param unit  roundoff of the numbers that the result is for; T may be wider
 /// A sweep cap ends the loop whatever the input (NaN included); rotations keep Y^T G whatever sweep
 /// they stop at.
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T> g,
-                                                        MatrixView<T> y, T* s) {
+                                                        MatrixView<T> y, T* s,
+                                                        T unit = unit_roundoff<T>) {
   constexpr int most_sweeps = 30;
   const Index n = g.rows;
   const Index m = g.cols;
   // The relative test of Demmel and Veselic; a product of length m is not known better.
-  const T tolerance = unit_roundoff<T> * std::sqrt(static_cast<T>(m < 4 ? 4 : m));
+  const T tolerance = unit * std::sqrt(static_cast<T>(m < 4 ? 4 : m));
   if (y.data != nullptr) {
     for (Index i = 0; i < n; ++i) {
       team.fill(y.cols, T(0), y.row(i));
@@ -64,7 +65,7 @@ SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T
       s[i] = team.dot(m, g.row(i), g.row(i));
       if (s[i] > largest) largest = s[i];
     }
-    const T floor = negligible<T> * negligible<T> * largest;
+    const T floor = (negligible * unit) * (negligible * unit) * largest;
     for (Index p = 0; p + 1 < n; ++p) {
       for (Index q = p + 1; q < n; ++q) {
         if (!(s[p] > floor && s[q] > floor)) continue;

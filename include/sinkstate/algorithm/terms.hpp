@@ -20,14 +20,14 @@ struct CurrentTerms {
 
   DecayWalk<typename Policy::Rule, T> walk;
   SinkSplit<T> split;
-  TermList<T> list;
+  TermList<T, typename Policy::Backend::Core> list;
   T* sink;        // d_k, if there is a sink
   T* body_decay;  // d_k
 
   SINKSTATE_HOST_DEVICE CurrentTerms(const StateConfig& config, Workspace& memory)
       : walk(config.d_k, memory),
         split(Policy::Sink::present ? config.d_v : 0, memory),
-        list(TermList<T>::carve(
+        list(decltype(list)::carve(
             memory, SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity(),
             config.d_k, config.d_v)),
         sink(memory.take<T>(config.d_k)),
@@ -59,7 +59,7 @@ SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>&
     list.weights[i] = T(1);
     if constexpr (Policy::Sink::present) {
       const T omega = terms.split.split(team, list.values.row(i));
-      team.add_combination({list.keys.row(i), 1, config.d_k, config.d_k}, &omega, terms.sink);
+      team.add_combination(list.keys.middle_rows(i, 1), &omega, terms.sink);
     }
     walk.include(team, state.buffer.log_decays.row(j));
   }

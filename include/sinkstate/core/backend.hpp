@@ -6,23 +6,25 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-template <class T>
 class HostTeam;
 
 /// States in host memory, worked on by Eigen; one thread is one team.
 ///
-/// A backend is a tag that names its `Team`: the hands that do the work of one state. Algorithms
-/// are written once over a team and never see a backend. A team over numbers of type T provides
+/// A backend is a tag that names its `Team`, the hands that do the work of one state, and the
+/// `Core` numbers in which small cores are decomposed. Algorithms are written once over a team and
+/// never see a backend. Over numbers of type float or double, a team provides
 ///
 ///     workspace()                              its scratch, a fresh Workspace each time
 ///     dot(n, x, y)   norm(n, x)                sums over vectors; norm neither over- nor
 ///     underflows max_abs(n, x)  finite(n, x) project(rows, x, z)                      z_i  = row_i
 ///     . x add_combination(rows, z, y)              y   += sum_i z_i row_i fill, copy, scale,
-///     multiply, rotate      element by element exp_decay(x)   exp_decay(n, x, y)        exp of log
+///     multiply, add, rotate element by element exp_decay(x)   exp_decay(n, x, y)        exp of log
 ///     decays, exactly 0 below the smallest normal number
 struct Host {
-  template <class T>
-  using Team = HostTeam<T>;
+  using Team = HostTeam;
+  /// A core goes through thousands of rotations, each of which rounds: with fp32 states they would
+  /// make most of the error of a compaction (docs/numerics.md, section 3).
+  using Core = double;
 };
 
 SINKSTATE_NAMESPACE_END

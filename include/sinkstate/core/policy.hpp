@@ -48,10 +48,11 @@ template <class Rule>
 struct IsUpdateRule<Rule, std::void_t<decltype(Rule::corrects), decltype(Rule::decay)>>
     : std::true_type {};
 
-template <class Backend, class T, class = void>
+template <class Backend, class = void>
 struct IsBackend : std::false_type {};
-template <class Backend, class T>
-struct IsBackend<Backend, T, std::void_t<typename Backend::template Team<T>>> : std::true_type {};
+template <class Backend>
+struct IsBackend<Backend, std::void_t<typename Backend::Team, typename Backend::Core>>
+    : std::true_type {};
 
 }  // namespace detail
 
@@ -79,7 +80,7 @@ struct Policy {
                 "Policy: the first parameter must be an update rule, such as GatedDelta");
   static_assert(std::is_same_v<Compute, float> || std::is_same_v<Compute, double>,
                 "Policy: the third parameter must be Fp32 or Fp64");
-  static_assert(detail::IsBackend<Backend, Compute>::value,
+  static_assert(detail::IsBackend<Backend>::value,
                 "Policy: the second parameter must be a backend, such as Host");
   static_assert(std::is_same_v<Compaction, FullSvd> || std::is_same_v<Compaction, DenseBuffered>,
                 "Policy: the fourth parameter must be FullSvd or DenseBuffered");

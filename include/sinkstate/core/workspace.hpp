@@ -35,11 +35,10 @@ class Workspace {
     return reinterpret_cast<T*>(base_ + start);
   }
 
-  /// `rows` rows of `cols` numbers, each row aligned.
+  /// `rows` rows of `cols` numbers, each row aligned and padded to whole sixteens.
   template <class T>
   SINKSTATE_HOST_DEVICE MatrixView<T> take_matrix(Index rows, Index cols) {
-    constexpr Index unit = static_cast<Index>(alignment / sizeof(T));
-    const Index stride = (cols + unit - 1) / unit * unit;
+    const Index stride = (cols + 15) / 16 * 16;
     return MatrixView<T>{take<T>(rows * stride), rows, cols, stride};
   }
 

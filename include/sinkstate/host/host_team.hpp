@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 
 #include "../config.hpp"
 #include "../core/backend.hpp"
@@ -17,7 +18,6 @@ SINKSTATE_NAMESPACE_BEGIN
 
 /// The operations of core/backend.hpp on one thread. The order of every sum depends on sizes alone,
 /// never on the alignment of an address: equal numbers give equal bits wherever they lie.
-template <class T>
 class HostTeam {
  public:
   /// @param workspace_bytes  `workspace_bytes<Policy>(config)` of the largest state this team will
@@ -27,12 +27,14 @@ class HostTeam {
   /// The scratch, from its beginning.
   Workspace workspace() { return scratch_.workspace(); }
 
+  template <class T>
   T dot(Index n, const T* x, const T* y) const {
-    Lanes sum = Lanes::Zero();
+    Lanes<T> sum = Lanes<T>::Zero();
     for_lanes(n, [&](Index i, Index count) { sum += load(x + i, count) * load(y + i, count); });
     return sum.sum();
   }
 
+  template <class T>
   T norm(Index n, const T* x) const {
     const T squares = dot(n, x, x);
     constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
@@ -45,91 +47,106 @@ class HostTeam {
     // of `dot`.
     const T half = std::ldexp(T(1), -exponent / 2);
     const T rest = std::ldexp(T(1), -exponent + exponent / 2);
-    Lanes sum = Lanes::Zero();
+    Lanes<T> sum = Lanes<T>::Zero();
     for_lanes(n, [&](Index i, Index count) { sum += (load(x + i, count) * half * rest).square(); });
     return std::ldexp(std::sqrt(sum.sum()), exponent);
   }
 
   /// The largest magnitude; infinite or NaN if there is such an entry.
+  template <class T>
   T max_abs(Index n, const T* x) const {
-    Lanes largest = Lanes::Zero();
-    Lanes marks = Lanes::Zero();  // a maximum may lose a NaN, a sum does not
+    Lanes<T> largest = Lanes<T>::Zero();
+    Lanes<T> marks = Lanes<T>::Zero();  // a maximum may lose a NaN, a sum does not
     for_lanes(n, [&](Index i, Index count) {
-      const Lanes magnitude = load(x + i, count).abs();
+      const Lanes<T> magnitude = load(x + i, count).abs();
       largest = largest.max(magnitude);
       marks += magnitude * T(0);
     });
     return largest.maxCoeff() + marks.sum();
   }
 
+  template <class T>
   bool finite(Index n, const T* x) const {
-    Lanes sum = Lanes::Zero();  // 0 * x is NaN for NaN and infinities, else 0
+    Lanes<T> sum = Lanes<T>::Zero();  // 0 * x is NaN for NaN and infinities, else 0
     for_lanes(n, [&](Index i, Index count) { sum += load(x + i, count) * T(0); });
     return sum.sum() == T(0);
   }
 
   /// z_i = row_i . x
-  void project(const MatrixView<const T>& rows, const T* x, T* z) const {
+  template <class Row, class T>
+  void project(const MatrixView<Row>& rows, const T* x, T* z) const {
     Index r = 0;
     for (; r + 4 <= rows.rows; r += 4) project_rows<4>(rows, r, x, z);
     for (; r < rows.rows; ++r) project_rows<1>(rows, r, x, z);
   }
 
   /// y += sum_i z_i row_i
-  void add_combination(const MatrixView<const T>& rows, const T* z, T* y) const {
+  template <class Row, class T>
+  void add_combination(const MatrixView<Row>& rows, const T* z, T* y) const {
     const Index n = rows.cols;
     Index j = 0;
     for (; j + 4 * width <= n; j += 4 * width) combine_columns<4>(rows, z, y, j);
     for (; j + width <= n; j += width) combine_columns<1>(rows, z, y, j);
     if (j == n) return;
-    Lanes sum = load(y + j, n - j);
+    Lanes<T> sum = load(y + j, n - j);
     for (Index i = 0; i < rows.rows; ++i) sum += z[i] * load(rows.row(i) + j, n - j);
     store(sum, y + j, n - j);
   }
 
+  template <class T>
   void fill(Index n, T value, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = value;
   }
+  template <class T>
   void copy(Index n, const T* x, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = x[i];
   }
   /// y = a x; y may be x
+  template <class T>
   void scale(Index n, T a, const T* x, T* y) const {
-    for_lanes(n, [&](Index i, Index count) { store(Lanes(a * load(x + i, count)), y + i, count); });
+    for_lanes(n,
+              [&](Index i, Index count) { store(Lanes<T>(a * load(x + i, count)), y + i, count); });
   }
   /// y = x o w; y may be x
+  template <class T>
   void multiply(Index n, const T* x, const T* w, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
-      store(Lanes(load(x + i, count) * load(w + i, count)), y + i, count);
+      store(Lanes<T>(load(x + i, count) * load(w + i, count)), y + i, count);
     });
   }
   /// y += x
+  template <class T>
   void add(Index n, const T* x, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
-      store(Lanes(load(y + i, count) + load(x + i, count)), y + i, count);
+      store(Lanes<T>(load(y + i, count) + load(x + i, count)), y + i, count);
     });
   }
   /// (x, y) <- (c x - s y, s x + c y) with tau = s / (1 + c), in Rutishauser's form: its rounding
   /// error is a share of the change, not of the vectors, so that many small rotations do not add up
   /// to a loss of orthogonality.
+  template <class T>
   void rotate(Index n, T s, T tau, T* x, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
-      const Lanes a = load(x + i, count);
-      const Lanes b = load(y + i, count);
-      store(Lanes(a - s * (b + tau * a)), x + i, count);
-      store(Lanes(b + s * (a - tau * b)), y + i, count);
+      const Lanes<T> a = load(x + i, count);
+      const Lanes<T> b = load(y + i, count);
+      store(Lanes<T>(a - s * (b + tau * a)), x + i, count);
+      store(Lanes<T>(b + s * (a - tau * b)), y + i, count);
     });
   }
 
-  T exp_decay(T log_decay) const { return log_decay < smallest_log() ? T(0) : std::exp(log_decay); }
+  template <class T>
+  T exp_decay(T log_decay) const {
+    return log_decay < smallest_log<T>() ? T(0) : std::exp(log_decay);
+  }
   /// y_i = exp(x_i)
+  template <class T>
   void exp_decay(Index n, const T* x, T* y) const {
     for_lanes(n, [&](Index i, Index count) {
-      const Lanes log_decay = load(x + i, count);
-      Lanes decay = log_decay.exp();
+      const Lanes<T> log_decay = load(x + i, count);
+      Lanes<T> decay = log_decay.exp();
       // Eigen's select would take the exponential out of the vector unit.
       for (Index lane = 0; lane < width; ++lane) {
-        decay[lane] = log_decay[lane] < smallest_log() ? T(0) : decay[lane];
+        decay[lane] = log_decay[lane] < smallest_log<T>() ? T(0) : decay[lane];
       }
       store(decay, y + i, count);
     });
@@ -137,23 +154,30 @@ class HostTeam {
 
  private:
   static constexpr Index width = 16;
+  template <class T>
   using Lanes = Eigen::Array<T, 16, 1>;
 
   /// Below it the exponential is subnormal or, in Eigen's vector form, clamped above zero.
+  template <class T>
   static constexpr T smallest_log() {
     return std::is_same_v<T, float> ? T(-87.33654) : T(-708.396);
   }
 
-  static Lanes load(const T* x) { return Eigen::Map<const Lanes>(x); }
-  static Lanes load(const T* x, Index count) {
+  template <class T>
+  static Lanes<T> load(const T* x) {
+    return Eigen::Map<const Lanes<T>>(x);
+  }
+  template <class T>
+  static Lanes<T> load(const T* x, Index count) {
     if (count == width) return load(x);
-    Lanes lanes = Lanes::Zero();
+    Lanes<T> lanes = Lanes<T>::Zero();
     for (Index i = 0; i < count; ++i) lanes[i] = x[i];
     return lanes;
   }
-  static void store(const Lanes& lanes, T* y, Index count) {
+  template <class T>
+  static void store(const Lanes<T>& lanes, T* y, Index count) {
     if (count == width) {
-      Eigen::Map<Lanes>{y} = lanes;
+      Eigen::Map<Lanes<T>>{y} = lanes;
     } else {
       for (Index i = 0; i < count; ++i) y[i] = lanes[i];
     }
@@ -165,21 +189,21 @@ class HostTeam {
     if (i < n) body(i, n - i);
   }
 
-  template <int Rows>
-  void project_rows(const MatrixView<const T>& rows, Index first, const T* x, T* z) const {
+  template <int Rows, class Row, class T>
+  static void project_rows(const MatrixView<Row>& rows, Index first, const T* x, T* z) {
     const Index n = rows.cols;
-    Lanes sum[Rows];
+    Lanes<T> sum[Rows];
     for (int r = 0; r < Rows; ++r) sum[r].setZero();
     for_lanes(n, [&](Index i, Index count) {
-      const Lanes shared = load(x + i, count);
+      const Lanes<T> shared = load(x + i, count);
       for (int r = 0; r < Rows; ++r) sum[r] += load(rows.row(first + r) + i, count) * shared;
     });
     for (int r = 0; r < Rows; ++r) z[first + r] = sum[r].sum();
   }
 
-  template <int Blocks>
-  void combine_columns(const MatrixView<const T>& rows, const T* z, T* y, Index first) const {
-    Lanes sum[Blocks];
+  template <int Blocks, class Row, class T>
+  static void combine_columns(const MatrixView<Row>& rows, const T* z, T* y, Index first) {
+    Lanes<T> sum[Blocks];
     for (int b = 0; b < Blocks; ++b) sum[b] = load(y + first + b * width);
     for (Index i = 0; i < rows.rows; ++i) {
       const T* row = rows.row(i) + first;
