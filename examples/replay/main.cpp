@@ -2,6 +2,7 @@
 // it costs.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -167,8 +168,7 @@ void write_outputs(AtomicFile& file, const Trace& trace, const ReplayOutputs& ou
 }
 
 int run(const Arguments& arguments) {
-  // Everything that can be refused is refused before the work begins, and files appear only when
-  // all of it is done.
+  // What can be refused without replaying is refused first, and files appear only when all is done.
   std::vector<Trace> traces;
   std::ptrdiff_t work = 0;
   for (const std::string& path : arguments.traces) {

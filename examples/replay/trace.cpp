@@ -76,6 +76,13 @@ void read_sizes(const SafetensorsFile& file, Trace& trace) {
   trace.d_k = static_cast<std::ptrdiff_t>(q[2]);
   trace.value_heads = static_cast<std::ptrdiff_t>(v[1]);
   trace.d_v = static_cast<std::ptrdiff_t>(v[2]);
+  // The exact recurrence holds its states in double.
+  constexpr std::size_t most = std::size_t{1} << 24;
+  if (q[2] > most / v[2]) {
+    throw ToolError(file.path(), "d_k x d_v: wanted a state of at most " + std::to_string(most) +
+                                     " numbers, given " + std::to_string(q[2]) + " x " +
+                                     std::to_string(v[2]));
+  }
   if (trace.value_heads % trace.key_heads != 0) {
     throw ToolError(file.path(),
                     "heads: wanted value heads that are a multiple of the key heads, given " +

@@ -7,6 +7,7 @@
 #include "algorithm/initialize.hpp"
 #include "algorithm/materialize.hpp"
 #include "algorithm/read_out.hpp"
+#include "algorithm/workspace_bytes.hpp"
 #include "host/host_team.hpp"
 #include "model/sink_state.hpp"
 #include "version.hpp"

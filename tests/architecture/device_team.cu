@@ -12,52 +12,82 @@ namespace {
 
 using namespace sinkstate;
 
-template <class T>
 class PlainTeam {
  public:
   __device__ PlainTeam(void* bytes, std::size_t size) : bytes_(bytes), size_(size) {}
 
   __device__ Workspace workspace() const { return Workspace(bytes_, size_); }
 
+  template <class T>
   __device__ T dot(Index n, const T* x, const T* y) const {
     T sum = 0;
     for (Index i = 0; i < n; ++i) sum += x[i] * y[i];
     return sum;
   }
-  __device__ T norm(Index n, const T* x) const { return std::sqrt(dot(n, x, x)); }
-  __device__ T max_abs(Index n, const T* x) const {
-    T largest = 0;
-    for (Index i = 0; i < n; ++i) largest = std::fmax(largest, std::abs(x[i]));
+  template <class T>
+  __device__ T norm(Index n, const T* x) const {
+    const T largest = max_abs(n, x);
+    if (!(largest > T(0))) return largest;
+    T sum = 0;
+    for (Index i = 0; i < n; ++i) sum += x[i] / largest * (x[i] / largest);
+    return largest * std::sqrt(sum);
+  }
+  template <class T>
+  __device__ T max(Index n, const T* x) const {
+    T largest = x[0];
+    for (Index i = 1; i < n; ++i) {
+      if (!(x[i] <= largest)) largest = x[i];
+      if (largest != largest) break;
+    }
     return largest;
   }
+  template <class T>
+  __device__ T max_abs(Index n, const T* x) const {
+    T largest = 0;
+    for (Index i = 0; i < n; ++i) {
+      const T magnitude = std::abs(x[i]) + x[i] * T(0);
+      if (!(magnitude <= largest)) largest = magnitude;
+      if (largest != largest) break;
+    }
+    return largest;
+  }
+  template <class T>
   __device__ bool finite(Index n, const T* x) const {
     T sum = 0;
     for (Index i = 0; i < n; ++i) sum += x[i] * T(0);
     return sum == T(0);
   }
-  __device__ void project(const MatrixView<const T>& rows, const T* x, T* z) const {
-    for (Index i = 0; i < rows.rows; ++i) z[i] = dot(rows.cols, rows.row(i), x);
+  template <class Row, class T>
+  __device__ void project(const MatrixView<Row>& rows, const T* x, T* z) const {
+    for (Index i = 0; i < rows.rows; ++i) z[i] = dot<T>(rows.cols, rows.row(i), x);
   }
-  __device__ void add_combination(const MatrixView<const T>& rows, const T* z, T* y) const {
+  template <class Row, class T>
+  __device__ void add_combination(const MatrixView<Row>& rows, const T* z, T* y) const {
     for (Index i = 0; i < rows.rows; ++i) {
       for (Index j = 0; j < rows.cols; ++j) y[j] += z[i] * rows(i, j);
     }
   }
+  template <class T>
   __device__ void fill(Index n, T value, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = value;
   }
+  template <class T>
   __device__ void copy(Index n, const T* x, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = x[i];
   }
+  template <class T>
   __device__ void scale(Index n, T a, const T* x, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = a * x[i];
   }
+  template <class T>
   __device__ void multiply(Index n, const T* x, const T* w, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] = x[i] * w[i];
   }
+  template <class T>
   __device__ void add(Index n, const T* x, T* y) const {
     for (Index i = 0; i < n; ++i) y[i] += x[i];
   }
+  template <class T>
   __device__ void rotate(Index n, T s, T tau, T* x, T* y) const {
     for (Index i = 0; i < n; ++i) {
       const T a = x[i];
@@ -66,9 +96,13 @@ class PlainTeam {
       y[i] = b + s * (a - tau * b);
     }
   }
-  __device__ T exp_decay(T log_decay) const { return std::exp(log_decay); }
+  template <class T>
+  __device__ T exp_decay(T log_decay) const {
+    return log_decay < T(-71.4) ? T(0) : std::exp(log_decay);
+  }
+  template <class T>
   __device__ void exp_decay(Index n, const T* x, T* y) const {
-    for (Index i = 0; i < n; ++i) y[i] = std::exp(x[i]);
+    for (Index i = 0; i < n; ++i) y[i] = exp_decay(x[i]);
   }
 
  private:
@@ -77,14 +111,14 @@ class PlainTeam {
 };
 
 struct PlainDevice {
-  template <class T>
-  using Team = PlainTeam<T>;
+  using Team = PlainTeam;
+  using Core = float;
 };
 
 template <class P, class T = typename P::Compute>
 __global__ void every_verb(SinkStateView<P> state, void* bytes, std::size_t size, Token<T> token,
                            const T* query, T* output, MatrixView<T> dense, Status* status) {
-  PlainTeam<T> team(bytes, size);
+  PlainTeam team(bytes, size);
   reset(state);
   status[0] = step(team, state, token, query, output);
   status[1] = advance(team, state, token);
@@ -102,7 +136,8 @@ constexpr auto instance = &every_verb<P, T>;
 // One of each word, in few combinations.
 [[maybe_unused]] constexpr auto kimi =
     instance<Policy<KimiDelta, PlainDevice, Fp32, FullSvd, MeanValueSink>>;
-[[maybe_unused]] constexpr auto mamba = instance<Policy<Mamba2, PlainDevice, Fp64, FullSvd, NoSink>>;
+[[maybe_unused]] constexpr auto mamba =
+    instance<Policy<Mamba2, PlainDevice, Fp32, FullSvd, NoSink>>;
 [[maybe_unused]] constexpr auto dense =
     instance<Policy<GatedDelta, PlainDevice, Fp32, DenseBuffered, MeanValueSink>>;
 

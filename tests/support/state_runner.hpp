@@ -117,7 +117,12 @@ class Inputs {
         queries_(stream.query.begin(), stream.query.end()),
         log_decays_(stream.log_decay.begin(), stream.log_decay.end()),
         write_strengths_(stream.write_strength.begin(), stream.write_strength.end()),
-        sink_(stream.sink.begin(), stream.sink.end()) {}
+        sink_(stream.sink.begin(), stream.sink.end()) {
+    // Only its direction matters, and its size is bounded.
+    T largest = T(0);
+    for (const T x : sink_) largest = std::max(largest, std::abs(x));
+    for (T& x : sink_) x = largest > T(0) ? x / largest : T(0);
+  }
 
   Token<T> token(int t) const {
     return {keys_.data() + t * d_k_, values_.data() + t * d_v_,

@@ -207,13 +207,16 @@ TEMPLATE_TEST_CASE("host team: a decay is its exponential, or exactly 0, and nev
                    "[host_team]", float, double) {
   using Limits = std::numeric_limits<TestType>;
   const HostTeam team(0);
-  const double smallest_log = std::log(static_cast<double>(Limits::min()));
+  const double smallest_log =
+      std::log(static_cast<double>(Limits::min()) / static_cast<double>(Limits::epsilon()));
   std::vector<TestType> logs{TestType(0),         TestType(-1e-8), TestType(-1),
                              -Limits::infinity(), -Limits::max(),  -Limits::denorm_min()};
   for (int i = -50; i <= 50; ++i) logs.push_back(static_cast<TestType>(smallest_log + 1e-4 * i));
   for (int i = 0; i < 120; ++i) logs.push_back(static_cast<TestType>(-i));
 
   Guarded<TestType> decays(logs);
+  // Not the smallest normal number: a decayed query must have room for small entries.
+  const double cut = static_cast<double>(Limits::min()) / static_cast<double>(Limits::epsilon());
   const auto n = static_cast<Index>(logs.size());
   team.exp_decay(n, decays.data(), decays.data());
   for (Index i = 0; i < n; ++i) {
@@ -221,14 +224,14 @@ TEMPLATE_TEST_CASE("host team: a decay is its exponential, or exactly 0, and nev
     const double exact = std::exp(static_cast<double>(log_decay));
     CAPTURE(log_decay);
     for (const TestType decay : {decays.data()[i], team.exp_decay(log_decay)}) {
-      CHECK((decay == 0 || decay >= Limits::min()));
+      CHECK((decay == 0 || static_cast<double>(decay) >= 0.9 * cut));
       CHECK(std::abs(static_cast<double>(decay) - exact) <=
-            4 * epsilon<TestType> * exact + 1.001 * static_cast<double>(Limits::min()));
+            4 * epsilon<TestType> * exact + 1.001 * cut);
       if (static_cast<double>(log_decay) > smallest_log + 1e-2) CHECK(decay > 0);
     }
   }
   CHECK(team.exp_decay(TestType(0)) == 1);
   CHECK(team.exp_decay(-Limits::infinity()) == 0);
-  CHECK(HostTeam(0).exp_decay(-87.4F) == 0);
-  CHECK(HostTeam(0).exp_decay(-708.5) == 0);
+  CHECK(HostTeam(0).exp_decay(-71.5F) == 0);
+  CHECK(HostTeam(0).exp_decay(-672.4) == 0);
 }

@@ -115,21 +115,22 @@ TEST_CASE("config: the first unusable field is named, with the wanted and the gi
     void (*spoil)(StateConfig&);
   };
   const Case cases[] = {
-      {"d_k", "at least 1", "0", [](StateConfig& c) { c.d_k = 0; }},
-      {"d_k", "at least 1", "-3", [](StateConfig& c) { c.d_k = -3; }},
-      {"d_v", "at least 1", "0", [](StateConfig& c) { c.d_v = 0; }},
-      {"buffer", "at least 1", "0", [](StateConfig& c) { c.buffer = 0; }},
-      {"draft", "at least 0", "-1", [](StateConfig& c) { c.draft = -1; }},
-      {"rank_cap", "at least 0", "-2", [](StateConfig& c) { c.rank_cap = -2; }},
-      {"dense_retry", "at least 1", "0", [](StateConfig& c) { c.dense_retry = 0; }},
+      {"d_k", "[1, ", "0", [](StateConfig& c) { c.d_k = 0; }},
+      {"d_k", "[1, ", "-3", [](StateConfig& c) { c.d_k = -3; }},
+      {"d_v", "[1, ", "0", [](StateConfig& c) { c.d_v = 0; }},
+      {"buffer", "[1, ", "0", [](StateConfig& c) { c.buffer = 0; }},
+      {"draft", "[0, ", "-1", [](StateConfig& c) { c.draft = -1; }},
+      {"rank_cap", "[0, ", "-2", [](StateConfig& c) { c.rank_cap = -2; }},
+      {"dense_retry", "[1, ", "0", [](StateConfig& c) { c.dense_retry = 0; }},
       {"epsilon", "[0, 1)", "-0.5", [](StateConfig& c) { c.epsilon = -0.5; }},
       {"epsilon", "[0, 1)", "1.0", [](StateConfig& c) { c.epsilon = 1; }},
       {"epsilon", "[0, 1)", "nan", [](StateConfig& c) { c.epsilon = not_a_number; }},
       {"epsilon", "[0, 1)", "inf", [](StateConfig& c) { c.epsilon = infinity; }},
-      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.d_k = (1 << 24) + 1; }},
-      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.d_v = (1 << 24) + 1; }},
-      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.buffer = (1 << 24) + 1; }},
-      {"StateConfig", "2^24", "16777217", [](StateConfig& c) { c.draft = (1 << 24) + 1; }},
+      {"d_k", "1048576]", "1048577", [](StateConfig& c) { c.d_k = (1 << 20) + 1; }},
+      {"d_v", "1048576]", "1048577", [](StateConfig& c) { c.d_v = (1 << 20) + 1; }},
+      {"buffer", "1048576]", "1048577", [](StateConfig& c) { c.buffer = (1 << 20) + 1; }},
+      {"draft", "1048576]", "1048577", [](StateConfig& c) { c.draft = (1 << 20) + 1; }},
+      {"dense_retry", "1048576]", "1048577", [](StateConfig& c) { c.dense_retry = (1 << 20) + 1; }},
   };
   for (const Case& c : cases) {
     StateConfig config = config_of(8, 6);

@@ -14,47 +14,52 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
+/// Scratch of `step` and `advance`.
+template <class Policy>
+struct StepScratch {
+  using T = typename Policy::Compute;
+
+  ReadScratch<2, Policy> reading;
+  T* correction;
+  T* output;
+
+  SINKSTATE_HOST_DEVICE StepScratch(const StateConfig& config, Workspace& memory)
+      : reading(config, memory),
+        correction(memory.take<T>(config.d_v)),
+        output(memory.take<T>(config.d_v)) {}
+};
+
+/// @param log_decay  becomes that of the channel that decays least; 0 without decay
 template <class Policy, class Team, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE Status check_token(Team& team, const StateConfig& config,
-                                         const Token<T>& token) {
-  const Index decays = Policy::Rule::log_decays(config.d_k);
-  for (Index i = 0; i < decays; ++i) {
-    if (token.log_decay[i] > T(0)) return Status::positive_log_decay;
-    if (token.log_decay[i] != token.log_decay[i]) return Status::non_finite_input;
+                                         const Token<T>& token, T& log_decay) {
+  using Rule = typename Policy::Rule;
+  log_decay = T(0);
+  if constexpr (Rule::decay != Decay::none) {
+    log_decay = team.max(Rule::log_decays(config.d_k), token.log_decay);
   }
-  const bool finite = team.finite(config.d_k, token.key) && team.finite(config.d_v, token.value) &&
-                      team.finite(1, &token.write_strength);
+  if (log_decay > T(0)) return Status::positive_log_decay;
+  const bool finite = log_decay <= T(0) && team.finite(config.d_k, token.key) &&
+                      team.finite(config.d_v, token.value) && team.finite(1, &token.write_strength);
   return finite ? Status::ok : Status::non_finite_input;
-}
-
-/// The decay of a token's weakest-decaying channel, as a logarithm.
-template <class Rule, class T>
-SINKSTATE_HOST_DEVICE T largest_log_decay(Index d_k, const T* log_decay) {
-  const Index decays = Rule::log_decays(d_k);
-  if (decays == 0) return T(0);
-  T largest = log_decay[0];
-  for (Index i = 1; i < decays; ++i) {
-    if (log_decay[i] > largest) largest = log_decay[i];
-  }
-  return largest;
 }
 
 /// Certificate and mass after the token that is about to be buffered: docs/numerics.md, (N1)-(N4).
 template <class Policy, class Team, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Policy>& state,
-                                              const Token<T>& token, const T* correction) {
+                                              const Token<T>& token, T log_decay,
+                                              const T* correction) {
   using Rule = typename Policy::Rule;
   const StateConfig& config = state.config;
   const Index buffered = state.buffered();
-  const T log_decay = largest_log_decay<Rule>(config.d_k, token.log_decay);
-  const T decay = team.exp_decay(log_decay);
+  const T decay = std::exp(log_decay);  // a bound is not cut off at small decays
   const T key_norm = team.norm(config.d_k, token.key);
   const T term = round_up(bound_product(key_norm, team.norm(config.d_v, correction)));
   const T strength = std::abs(token.write_strength);
 
   // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) <
   // 0.74 exp(-g / 2).
-  const T mass = bound_product(team.exp_decay(log_decay / 2), state.buffer.masses[buffered]);
+  const T mass = bound_product(std::exp(log_decay / 2), state.buffer.masses[buffered]);
   T growth = decay;
   T rounding = 2 * unit_roundoff<T> * term;
   if constexpr (Rule::corrects) {
@@ -84,14 +89,15 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
   using Rule = typename Policy::Rule;
   const StateConfig& config = state.config;
   Workspace memory = team.workspace();
-  ReadScratch<2, Policy> scratch(config, memory);
-  T* const correction = memory.take<T>(config.d_v);
-  T* const read = memory.take<T>(config.d_v);
+  StepScratch<Policy> scratch(config, memory);
+  T* const correction = scratch.correction;
+  T* const read = scratch.output;
   if (memory.exhausted()) return Status::workspace_too_small;
 
   const Index buffered = state.buffered();
   if (buffered == state.buffer.capacity()) return Status::buffer_full;
-  const Status checked = check_token<Policy>(team, config, token);
+  T log_decay = T(0);
+  const Status checked = check_token<Policy>(team, config, token, log_decay);
   if (checked != Status::ok) return checked;
   if (query != nullptr && !team.finite(config.d_k, query)) return Status::non_finite_input;
 
@@ -100,9 +106,10 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
   const MatrixView<const T> written{correction, 1, config.d_v, config.d_v};
   if constexpr (Rule::corrects) {
     if (query != nullptr) {
-      read_state<2>(team, state, token.log_decay, {token.key, query}, {correction, read}, scratch);
+      read_state<2>(team, state, token.log_decay, {token.key, query}, {correction, read},
+                    scratch.reading);
     } else {
-      read_state<1>(team, state, token.log_decay, {token.key}, {correction}, scratch);
+      read_state<1>(team, state, token.log_decay, {token.key}, {correction}, scratch.reading);
     }
     team.scale(config.d_v, T(-1), correction, correction);
     const T one = T(1);
@@ -110,7 +117,7 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
     team.scale(config.d_v, token.write_strength, correction, correction);
   } else {
     if (query != nullptr) {
-      read_state<1>(team, state, token.log_decay, {query}, {read}, scratch);
+      read_state<1>(team, state, token.log_decay, {query}, {read}, scratch.reading);
     }
     team.scale(config.d_v, token.write_strength, token.value, correction);
   }
@@ -121,7 +128,7 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
     if (!team.finite(config.d_v, read)) return Status::overflow;
   }
 
-  extend_certificate<Policy>(team, state, token, correction);
+  extend_certificate<Policy>(team, state, token, log_decay, correction);
   team.copy(config.d_k, token.key, state.buffer.keys.row(buffered));
   team.copy(config.d_v, correction, state.buffer.corrections.row(buffered));
   team.copy(Rule::log_decays(config.d_k), token.log_decay, state.buffer.log_decays.row(buffered));
@@ -137,16 +144,29 @@ SINKSTATE_HOST_DEVICE Status buffer_tokens(
     Team& team, SinkStateView<Policy>& state, const Tokens<typename Policy::Compute>& tokens,
     const MatrixView<const typename Policy::Compute>* queries,
     const MatrixView<typename Policy::Compute>* outputs) {
-  if (state.buffered() + tokens.count() > state.buffer.capacity()) return Status::buffer_full;
+  using T = typename Policy::Compute;
+  const StateConfig& config = state.config;
+  const Index count = tokens.count();
+  const Index decays = Policy::Rule::log_decays(config.d_k);
+  const auto is = [count](const auto& rows, Index cols) {
+    return rows.rows == count && rows.cols == cols;
+  };
+  const bool shapes = count >= 0 && is(tokens.keys, config.d_k) && is(tokens.values, config.d_v) &&
+                      (decays == 0 || is(tokens.log_decays, decays)) &&
+                      (queries == nullptr || is(*queries, config.d_k)) &&
+                      (outputs == nullptr || is(*outputs, config.d_v));
+  if (!shapes) return Status::invalid_argument;
+  if (count > state.buffer.capacity() - state.buffered()) return Status::buffer_full;
   // Outputs are written token by token, so every input is checked before the first.
-  for (Index t = 0; t < tokens.count(); ++t) {
-    const Status checked = check_token<Policy>(team, state.config, tokens[t]);
+  for (Index t = 0; t < count; ++t) {
+    T log_decay = T(0);
+    const Status checked = check_token<Policy>(team, state.config, tokens[t], log_decay);
     if (checked != Status::ok) return checked;
     if (queries != nullptr && !team.finite(state.config.d_k, queries->row(t))) {
       return Status::non_finite_input;
     }
   }
-  for (Index t = 0; t < tokens.count(); ++t) {
+  for (Index t = 0; t < count; ++t) {
     const Status status =
         buffer_token(team, state, tokens[t], queries == nullptr ? nullptr : queries->row(t),
                      outputs == nullptr ? nullptr : outputs->row(t));
@@ -164,7 +184,8 @@ SINKSTATE_HOST_DEVICE Status buffer_tokens(
 ///
 /// @param query   d_k numbers
 /// @param output  d_v numbers; may be any of the inputs; written only when the result is ok
-/// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small
+/// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small; invalid_argument for a null
+///          query or output
 /// Exact up to rounding (docs/mathematics.md, equation (2)). Allocates nothing; O((d_k + d_v) (rank
 /// + buffered)), dense O(d_k d_v). The result depends on the state and the arguments alone, to the
 /// bit.
@@ -173,6 +194,7 @@ SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
                                   const Token<typename Policy::Compute>& token,
                                   const typename Policy::Compute* query,
                                   typename Policy::Compute* output) noexcept {
+  if (query == nullptr || output == nullptr) return Status::invalid_argument;
   return detail::buffer_token(team, state, token, query, output);
 }
 
@@ -189,7 +211,7 @@ SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
 /// @param queries  count x d_k
 /// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it
 /// have been written.
-/// @returns as `step`; buffer_full when not all of them fit
+/// @returns as `step`; buffer_full when not all of them fit; invalid_argument when shapes disagree
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
                                   const Tokens<typename Policy::Compute>& tokens,

@@ -47,6 +47,7 @@ template <class Team, class Policy, class Core, class T = typename Policy::Compu
 SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
                                           const Decomposition<T, Core>& terms, T sink, Index most,
                                           bool may_refuse, CompactionReport& report) {
+  report.sweeps = terms.sweeps;
   const T strongest = terms.count > 0 ? terms.strength(0) : T(0);
   if (!std::isfinite(strongest)) return false;
   const T reference = strongest > sink ? strongest : sink;
@@ -63,7 +64,6 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   report.dropped = static_cast<double>(terms.norm_from(rank)) *
                    (1.0 + unit_roundoff<T> * tail_roundoffs(state.config.d_k, state.config.d_v,
                                                             terms.value_basis.rows, terms.sweeps));
-  report.sweeps = terms.sweeps;
   report.capped = wanted > rank;
   report.dense = false;
   return true;
@@ -132,7 +132,7 @@ struct DenseSvdScratch {
 /// Terms with which a dense body returns to low-rank form: below the capacity, so that it does not
 /// go back at once.
 SINKSTATE_HOST_DEVICE constexpr Index returning_rank(const StateConfig& config) {
-  return config.rank_capacity() * 3 / 4;
+  return (config.rank_capacity() * 3 + 3) / 4;
 }
 
 /// Scratch of `compact`.
@@ -251,7 +251,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   if (memory.exhausted()) return Status::workspace_too_small;
   auto& terms = scratch.terms;
 
-  detail::gather_terms(team, state, terms);
+  if (!detail::gather_terms(team, state, terms)) return Status::overflow;
   T sink = T(0);
   if constexpr (Policy::Sink::present) {
     sink = terms.split.strength(team, config.d_k, terms.sink);
@@ -270,7 +270,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
       rotations = decomposition.rotation_error;
     } else {
       // The decomposition has consumed the terms.
-      detail::gather_terms(team, state, terms);
+      if (!detail::gather_terms(team, state, terms)) return Status::overflow;
     }
   }
   T body = T(0);

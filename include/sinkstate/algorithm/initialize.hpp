@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
 
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
@@ -11,7 +10,6 @@
 #include "../core/workspace.hpp"
 #include "../model/certificate.hpp"
 #include "../model/sink_state.hpp"
-#include "advance.hpp"
 #include "compact.hpp"
 #include "randomized_svd.hpp"
 
@@ -41,7 +39,6 @@ struct InitializeScratch {
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, Index most, Index block,
                                           Workspace& memory)
       : dense(decltype(dense)::carve(memory, config, low_rank ? most : 0, low_rank ? block : 0)),
-        split(Policy::Sink::present ? config.d_v : 0, memory),
         sink(memory.take<T>(Policy::Sink::present ? config.d_k : 0)) {}
 };
 
@@ -65,7 +62,7 @@ SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
 /// `materialize` reports it
 /// @param report       if not null, what was done; `dropped` is the computed residual
 /// @returns invalid_argument, non_finite_input, overflow, workspace_too_small
-/// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank).
+/// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank), exactly O(d_k d_v (d_k + d_v)).
 template <class Team, class Policy, class Method = RandomizedSvd>
 SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
                                         const MatrixView<const typename Policy::Compute>& dense,
@@ -83,7 +80,8 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   if (memory.exhausted()) return Status::workspace_too_small;
 
   const MatrixView<T>& content = scratch.dense.content;
-  if constexpr (Policy::Sink::present) scratch.split.prepare(team, state.sink_direction);
+  if constexpr (Policy::Sink::present)
+    scratch.split.prepare(team, config.d_v, state.sink_direction);
   T mass = T(0);
   for (Index i = 0; i < config.d_k; ++i) {
     T* const row = content.row(i);
@@ -120,40 +118,15 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   *state.record = StateRecord{0, 0, state.record->dense, 0};
   if constexpr (Policy::Sink::present) team.copy(config.d_k, scratch.sink, state.sink);
   // Splitting the sink off and computing the residual round too.
-  const T roundoffs = T(16) + static_cast<T>(done.rank_after);
-  detail::commit(state,
-                 certificate + static_cast<T>(done.dropped) +
-                     roundoffs * detail::unit_roundoff<T> * (mass + body + sink),
-                 body + sink);
+  const bool exact = !low_rank && !Policy::Sink::present;
+  const T roundoffs = exact ? T(0) : T(16) + static_cast<T>(done.rank_after);
+  detail::commit(
+      state,
+      certificate + static_cast<T>(done.dropped) +
+          detail::bound_product(roundoffs * detail::unit_roundoff<T>, mass + body + sink),
+      body + sink);
   if (report != nullptr) *report = done;
   return Status::ok;
-}
-
-/// Bytes of scratch that a team needs for every verb on states of this policy and configuration,
-/// and for initialising them with `method`. A pure function.
-/// @throws Error for a configuration or method that cannot be used
-template <class Policy, class Method = RandomizedSvd>
-std::size_t workspace_bytes(const StateConfig& config, const Method& method = {}) {
-  using T = typename Policy::Compute;
-  if (!detail::usable(method)) {
-    detail::refuse("RandomizedSvd", "block in [1, 4096] and power_iterations in [0, 64]", "others");
-  }
-  std::size_t most = 0;
-  const auto include = [&most](const Workspace& walk) {
-    if (walk.used() > most) most = walk.used();
-  };
-  Workspace stepping;
-  detail::ReadScratch<2, Policy>(config.checked(), stepping);
-  stepping.take<T>(config.d_v);
-  stepping.take<T>(config.d_v);
-  include(stepping);
-  Workspace compacting;
-  detail::CompactScratch<Policy>(config, compacting);
-  include(compacting);
-  Workspace initializing;
-  detail::InitializeScratch<Policy>(config, method, initializing);
-  include(initializing);
-  return most;
 }
 
 SINKSTATE_NAMESPACE_END

@@ -41,18 +41,21 @@ SINKSTATE_HOST_DEVICE double materialize_roundoffs(const SinkStateView<Policy>& 
 /// @param certificate  if not null: upper bound of the Frobenius norm of `dense` minus the exact
 /// state. To carry an error
 ///                     over a further prompt, pass it on to `initialize`.
-/// @returns overflow (rows before the one that overflowed have been written), workspace_too_small
+/// @returns invalid_argument, overflow (rows before the one that overflowed have been written), workspace_too_small
 /// Allocates nothing; O(d_k d_v (rank + buffered)).
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state,
                                          const MatrixView<typename Policy::Compute>& dense,
                                          typename Policy::Compute* certificate = nullptr) noexcept {
   using T = typename Policy::Compute;
+  if (dense.rows != state.config.d_k || dense.cols != state.config.d_v) {
+    return Status::invalid_argument;
+  }
   Workspace memory = team.workspace();
   detail::CurrentTerms<Policy> terms(state.config, memory);
   if (memory.exhausted()) return Status::workspace_too_small;
 
-  detail::gather_terms(team, state, terms);
+  if (!detail::gather_terms(team, state, terms)) return Status::overflow;
   for (Index i = 0; i < state.config.d_k; ++i) {
     detail::content_row(team, state, terms, i, dense.row(i));
     if constexpr (Policy::Sink::present) {

@@ -28,7 +28,7 @@ struct TermList {
 
   int* exponents = nullptr;
   Index* order = nullptr;
-  MatrixView<T> mixed_keys;    // M = A diag(weights) R_v, one row per independent value
+  MatrixView<T> mixed_keys;    // M, one row per independent value
   MatrixView<T> value_coords;  // R_v
   MatrixView<T> key_coords;    // R_k
   MatrixView<Core> core;       // G, transposed R_k
@@ -70,7 +70,6 @@ struct Decomposition {
   Index count = 0;
   int exponent = 0;
   int sweeps = 0;
-  bool orthogonal = true;
   T rotation_error = 0;  // (N6) rounding of the rotations, a Frobenius norm
 
   SINKSTATE_HOST_DEVICE T strength(Index i) const {
@@ -88,17 +87,12 @@ struct Decomposition {
     return rank;
   }
 
-  /// Frobenius norm of the terms from `rank` on. If the sweeps ran out, only their key side is
-  /// orthogonal; the sum of the strengths is safe all the same.
+  /// Frobenius norm of the terms from `rank` on. It needs an orthogonal key side only, which a product of rotations is
+  /// whatever sweep it stopped at.
   SINKSTATE_HOST_DEVICE T norm_from(Index rank) const {
     Core squares = Core(0);
-    Core sum = Core(0);
-    for (Index i = rank; i < count; ++i) {
-      const Core s = strengths[order[i]];
-      squares += s * s;
-      sum += s;
-    }
-    return static_cast<T>(std::ldexp(orthogonal ? std::sqrt(squares) : sum, exponent));
+    for (Index i = rank; i < count; ++i) squares += strengths[order[i]] * strengths[order[i]];
+    return static_cast<T>(std::ldexp(std::sqrt(squares), exponent));
   }
 
   /// Term i with unit vectors: strength(i) key value^T.
@@ -116,14 +110,13 @@ struct Decomposition {
   }
 };
 
-/// Singular value decomposition of sum_i weight_i key_i value_i^T. docs/numerics.md, equation (N7):
+/// Singular value decomposition of sum_i weight_i key_i value_i^T: docs/numerics.md, (N7).
 ///
-///     values = R_v Q_v,   M = R_v^T diag(weights) keys,   M = R_k Q_k,   R_k = X S Y^T   (Jacobi
-///     on the rows of R_k^T)
+///     values = R_v Q_v,   M = R_v^T diag(weights) keys = R_k Q_k,   R_k^T = Y^T diag(s) X
 ///
-/// The second QR is the preconditioner of Drmac and Veselic. All vectors are orthogonalised, those
-/// of an earlier decomposition too: frozen or decayed terms are not orthogonal to anything.
-/// Consumes the list.
+/// The second QR is the preconditioner of Drmac and Veselic, the last step is Jacobi on the rows of
+/// R_k^T. All vectors are orthogonalised, those of an earlier decomposition too: frozen or decayed
+/// terms are not orthogonal to anything. Consumes the list.
 template <class Team, class T, class Core>
 SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, Core>& list) {
   // Terms with magnitudes near 1, and the powers of two apart.
@@ -187,7 +180,6 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, C
   const JacobiOutcome<Core> jacobi =
       one_sided_jacobi(team, result.core, result.rotations, list.strengths, Core(unit_roundoff<T>));
   result.sweeps = jacobi.sweeps;
-  result.orthogonal = jacobi.converged;
   result.rotation_error = static_cast<T>(std::ldexp(unit_roundoff<Core> * jacobi.roundoffs, top));
 
   for (Index i = 0; i < independent; ++i) {

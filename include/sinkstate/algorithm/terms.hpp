@@ -26,7 +26,6 @@ struct CurrentTerms {
 
   SINKSTATE_HOST_DEVICE CurrentTerms(const StateConfig& config, Workspace& memory)
       : walk(config.d_k, memory),
-        split(Policy::Sink::present ? config.d_v : 0, memory),
         list(decltype(list)::carve(
             memory, SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity(),
             config.d_k, config.d_v)),
@@ -35,13 +34,15 @@ struct CurrentTerms {
 };
 
 /// The current state as fresh terms; the state itself is only read.
+/// @returns false when splitting the sink off overflowed
 template <class Team, class Policy>
-SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>& state,
+SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>& state,
                                         CurrentTerms<Policy>& terms) {
   using T = typename Policy::Compute;
   const StateConfig& config = state.config;
   auto& list = terms.list;
   auto& walk = terms.walk;
+  bool finite = true;
   walk.start(team);
 
   // Buffered tokens go behind the terms of the body, whose order (strongest first) helps the Jacobi
@@ -49,7 +50,7 @@ SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>&
   const Index rank = state.rank();
   list.count = rank + state.buffered();
   if constexpr (Policy::Sink::present) {
-    terms.split.prepare(team, state.sink_direction);
+    terms.split.prepare(team, config.d_v, state.sink_direction);
     team.fill(config.d_k, T(0), terms.sink);
   }
   for (Index j = state.buffered() - 1; j >= 0; --j) {
@@ -60,6 +61,7 @@ SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>&
     if constexpr (Policy::Sink::present) {
       const T omega = terms.split.split(team, list.values.row(i));
       team.add_combination(list.keys.middle_rows(i, 1), &omega, terms.sink);
+      finite = finite && team.finite(config.d_v, list.values.row(i));
     }
     walk.include(team, state.buffer.log_decays.row(j));
   }
@@ -72,6 +74,7 @@ SINKSTATE_HOST_DEVICE void gather_terms(Team& team, const SinkStateView<Policy>&
   if constexpr (Policy::Sink::present) {
     for (Index i = 0; i < config.d_k; ++i) terms.sink[i] += terms.body_decay[i] * state.sink[i];
   }
+  return finite;
 }
 
 }  // namespace detail

@@ -10,16 +10,20 @@ class HostTeam;
 
 /// States in host memory, worked on by Eigen; one thread is one team.
 ///
-/// A backend is a tag that names its `Team`, the hands that do the work of one state, and the
-/// `Core` numbers in which small cores are decomposed. Algorithms are written once over a team and
-/// never see a backend. Over numbers of type float or double, a team provides
+/// A backend is a tag that names its `Team`, the hands that do the work of one state, and the `Core`
+/// numbers in which small cores are decomposed. Algorithms are written once over a team and never
+/// see a backend. They run their scalar code once per state and leave all vector work to the team,
+/// which provides, over float and double:
 ///
-///     workspace()                              its scratch, a fresh Workspace each time
-///     dot(n, x, y)   norm(n, x)                sums over vectors; norm neither over- nor
-///     underflows max_abs(n, x)  finite(n, x) project(rows, x, z)                      z_i  = row_i
-///     . x add_combination(rows, z, y)              y   += sum_i z_i row_i fill, copy, scale,
-///     multiply, add, rotate element by element exp_decay(x)   exp_decay(n, x, y)        exp of log
-///     decays, exactly 0 below the smallest normal number
+///     workspace()                   its scratch, a fresh Workspace each time
+///     dot(n, x, y)   norm(n, x)     sums over vectors; norm neither over- nor underflows
+///     max(n, x)   max_abs(n, x)     NaN if there is one; max_abs also for infinities
+///     finite(n, x)
+///     project(rows, x, z)           z_i  = row_i . x
+///     add_combination(rows, z, y)   y   += sum_i z_i row_i
+///     fill, copy, scale, multiply, add, rotate
+///     exp_decay(x)                  exp of log decays, exactly 0 before numbers turn subnormal
+///     exp_decay(n, x, y)
 struct Host {
   using Team = HostTeam;
   /// A core goes through thousands of rotations, each of which rounds: with fp32 states they would

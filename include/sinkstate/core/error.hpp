@@ -33,9 +33,15 @@ namespace detail {
 #endif
 }
 
-/// `given`, or an `Error` when it is less than `least`.
-inline Index at_least(Index least, const char* what, Index given) {
-  if (given < least) refuse(what, "at least " + std::to_string(least), std::to_string(given));
+/// The largest size that a shape may have: products of three of them do not wrap.
+inline constexpr Index largest_size = Index{1} << 20;
+
+/// `given`, or an `Error` when it is outside [least, most].
+inline Index in_range(Index least, Index most, const char* what, Index given) {
+  if (given < least || given > most) {
+    refuse(what, "a number in [" + std::to_string(least) + ", " + std::to_string(most) + "]",
+           std::to_string(given));
+  }
   return given;
 }
 

@@ -6,6 +6,7 @@
 
 #include "../config.hpp"
 #include "backend.hpp"
+#include "matrix_view.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
@@ -45,8 +46,8 @@ namespace detail {
 template <class Rule, class = void>
 struct IsUpdateRule : std::false_type {};
 template <class Rule>
-struct IsUpdateRule<Rule, std::void_t<decltype(Rule::corrects), decltype(Rule::decay)>>
-    : std::true_type {};
+struct IsUpdateRule<Rule, std::void_t<decltype(Rule::corrects), decltype(Rule::decay),
+                                      decltype(Rule::log_decays(Index{}))>> : std::true_type {};
 
 template <class Backend, class = void>
 struct IsBackend : std::false_type {};

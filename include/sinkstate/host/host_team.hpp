@@ -3,6 +3,7 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -52,7 +53,23 @@ class HostTeam {
     return std::ldexp(std::sqrt(sum.sum()), exponent);
   }
 
-  /// The largest magnitude; infinite or NaN if there is such an entry.
+  /// The largest entry, or NaN if there is one.
+  template <class T>
+  T max(Index n, const T* x) const {
+    T largest[width];
+    bool unordered = false;
+    for (T& lane : largest) lane = -std::numeric_limits<T>::infinity();
+    for_lanes(n, [&](Index i, Index count) {
+      for (Index lane = 0; lane < count; ++lane) {
+        largest[lane] = x[i + lane] > largest[lane] ? x[i + lane] : largest[lane];
+        unordered |= x[i + lane] != x[i + lane];
+      }
+    });
+    if (unordered) return std::numeric_limits<T>::quiet_NaN();
+    return *std::max_element(largest, largest + width);
+  }
+
+  /// The largest magnitude, or NaN if an entry is not finite.
   template <class T>
   T max_abs(Index n, const T* x) const {
     Lanes<T> largest = Lanes<T>::Zero();
@@ -157,10 +174,11 @@ class HostTeam {
   template <class T>
   using Lanes = Eigen::Array<T, 16, 1>;
 
-  /// Below it the exponential is subnormal or, in Eigen's vector form, clamped above zero.
+  /// The logarithm of min / epsilon. Below it a query, once decayed, would be subnormal in part, and Eigen's vector form
+  /// clamps the exponential above zero further down. exp(-35) of a term is far below its rounding (N3).
   template <class T>
   static constexpr T smallest_log() {
-    return std::is_same_v<T, float> ? T(-87.33654) : T(-708.396);
+    return std::is_same_v<T, float> ? T(-71.394) : T(-672.3527);
   }
 
   template <class T>

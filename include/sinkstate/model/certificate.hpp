@@ -33,7 +33,8 @@ SINKSTATE_HOST_DEVICE T round_up(T bound) {
 /// Rounding errors of one inner product over n numbers, in units of u |x| |y|: sixteen lanes, then
 /// a tree of four.
 SINKSTATE_HOST_DEVICE constexpr double dot_roundoffs(Index n) {
-  return static_cast<double>((n + 15) / 16) + 4.0;
+  const Index lane = (n + 15) / 16;
+  return static_cast<double>(lane) + 4.0;
 }
 
 /// (N3) Rounding errors of reading S^T L x, in units of u m |x|: the inner product, the decay (a
@@ -49,14 +50,10 @@ SINKSTATE_HOST_DEVICE constexpr double fold_roundoffs(Index buffered) {
   return 1.74 * static_cast<double>(buffered + 1) + 13.0;
 }
 
-/// (N6) Rounding errors of recompressing `terms` terms, in units of u m; those of the rotations are
-/// counted as they happen.
+/// (N6) Rounding errors of recompressing `terms` terms, in units of u m: 7 c + 6 sqrt(c) + 30 are counted, which this
+/// bounds. Those of the rotations are counted as they happen.
 SINKSTATE_HOST_DEVICE constexpr double recompress_roundoffs(Index d_k, Index d_v, Index terms) {
-  const double c = static_cast<double>(terms);
-  const double two_passes = 2.0 * (dot_roundoffs(d_k) + dot_roundoffs(d_v)) + 4.0 * c;
-  const double dependent_columns = 20.0;
-  const double products = 4.0 * c;
-  return two_passes + dependent_columns + products;
+  return 8.0 * static_cast<double>(terms) + 2.0 * (dot_roundoffs(d_k) + dot_roundoffs(d_v)) + 20.0;
 }
 
 /// (N6) What bases that are orthonormal up to rounding can add to the norm of a tail, in units of u

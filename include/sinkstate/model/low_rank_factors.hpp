@@ -54,9 +54,9 @@ class LowRankFactors : public Owner<LowRankFactorsView<T>, Index, Index, Index> 
   /// @throws Error for a size below 1 or a negative capacity
   LowRankFactors(Index d_k, Index d_v, Index capacity)
       : Owner<LowRankFactorsView<T>, Index, Index, Index>(
-            detail::at_least(1, "d_k of LowRankFactors", d_k),
-            detail::at_least(1, "d_v of LowRankFactors", d_v),
-            detail::at_least(0, "capacity of LowRankFactors", capacity)) {}
+            detail::in_range(1, detail::largest_size, "d_k of LowRankFactors", d_k),
+            detail::in_range(1, detail::largest_size, "d_v of LowRankFactors", d_v),
+            detail::in_range(0, detail::largest_size, "capacity of LowRankFactors", capacity)) {}
 };
 
 SINKSTATE_NAMESPACE_END

@@ -30,7 +30,8 @@ struct StateRecord {
       0;  ///< compactions since it became so, or was last tried in low-rank form
 };
 
-/// What a state occupies, in bytes, part by part.
+/// What a state needs to go on, in bytes, part by part. A single state's memory (`state_bytes`) is
+/// larger: it keeps room for any rank up to the dense form.
 struct StateBytes {
   std::size_t body = 0;  ///< factors and strengths at the present rank, or the dense matrix
   std::size_t sink =
@@ -130,11 +131,16 @@ const typename Policy::Compute* check_sink_direction(const StateConfig& config,
            Policy::Sink::present ? "d_v numbers (MeanValueSink)" : "none (NoSink)",
            direction == nullptr ? "null" : "a pointer");
   }
+  using T = typename Policy::Compute;
+  T largest = T(0);
   for (Index j = 0; Policy::Sink::present && j < config.d_v; ++j) {
-    if (!std::isfinite(direction[j])) {
-      refuse("sink direction", "finite numbers",
-             std::to_string(direction[j]) + " at " + std::to_string(j));
-    }
+    const T magnitude = std::abs(direction[j]);
+    if (!(magnitude <= largest)) largest = magnitude;
+  }
+  // Only the direction matters: its length goes into the coefficients, and both must fit the arithmetic.
+  if (largest != T(0) && !(largest >= T(1e-6) && largest <= T(1e6))) {
+    refuse("sink direction", "a largest magnitude in [1e-6, 1e6], or zeros",
+           std::to_string(largest));
   }
   return direction;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "../config.hpp"
@@ -20,7 +21,8 @@ struct StateConfig {
   /// Further tokens that the buffer can hold while a draft is open.
   Index draft = 0;
   /// Terms weaker than epsilon times the strongest (or than the sink, if that is stronger) are
-  /// dropped. 0 keeps all that is above rounding. (FullSvd)
+  /// dropped. 0 keeps all that is above rounding. Terms below 1e-31 (fp64: 1e-292) are dropped in
+  /// any case, before they turn subnormal. (FullSvd)
   double epsilon = 1e-2;
   /// Most terms kept; 0: as many as pay, or as the state can have when the dense fallback is off.
   /// (FullSvd)
@@ -47,20 +49,14 @@ struct StateConfig {
   /// @returns *this
   /// @throws Error naming the first field that cannot be used
   const StateConfig& checked() const {
-    detail::at_least(1, "StateConfig::d_k", d_k);
-    detail::at_least(1, "StateConfig::d_v", d_v);
-    detail::at_least(1, "StateConfig::buffer", buffer);
-    detail::at_least(0, "StateConfig::draft", draft);
-    detail::at_least(0, "StateConfig::rank_cap", rank_cap);
-    detail::at_least(1, "StateConfig::dense_retry", dense_retry);
+    detail::in_range(1, detail::largest_size, "StateConfig::d_k", d_k);
+    detail::in_range(1, detail::largest_size, "StateConfig::d_v", d_v);
+    detail::in_range(1, detail::largest_size, "StateConfig::buffer", buffer);
+    detail::in_range(0, detail::largest_size, "StateConfig::draft", draft);
+    detail::in_range(0, std::numeric_limits<Index>::max(), "StateConfig::rank_cap", rank_cap);
+    detail::in_range(1, detail::largest_size, "StateConfig::dense_retry", dense_retry);
     if (!(epsilon >= 0.0 && epsilon < 1.0)) {
       detail::refuse("StateConfig::epsilon", "a number in [0, 1)", std::to_string(epsilon));
-    }
-    constexpr Index limit = Index{1} << 24;
-    if (d_k > limit || d_v > limit || buffer > limit || draft > limit) {
-      detail::refuse("a size in StateConfig", "at most 2^24",
-                     std::to_string(d_k) + " x " + std::to_string(d_v) + ", " +
-                         std::to_string(buffer) + " + " + std::to_string(draft) + " tokens");
     }
     return *this;
   }

@@ -51,10 +51,10 @@ class UpdateBuffer : public Owner<UpdateBufferView<T>, Index, Index, Index, Inde
   /// @throws Error for a size below 1 or a negative number of log decays
   UpdateBuffer(Index d_k, Index d_v, Index log_decays, Index capacity)
       : Owner<UpdateBufferView<T>, Index, Index, Index, Index>(
-            detail::at_least(1, "d_k of UpdateBuffer", d_k),
-            detail::at_least(1, "d_v of UpdateBuffer", d_v),
-            detail::at_least(0, "log decays of UpdateBuffer", log_decays),
-            detail::at_least(1, "capacity of UpdateBuffer", capacity)) {}
+            detail::in_range(1, detail::largest_size, "d_k of UpdateBuffer", d_k),
+            detail::in_range(1, detail::largest_size, "d_v of UpdateBuffer", d_v),
+            detail::in_range(0, detail::largest_size, "log decays of UpdateBuffer", log_decays),
+            detail::in_range(1, detail::largest_size, "capacity of UpdateBuffer", capacity)) {}
 };
 
 SINKSTATE_NAMESPACE_END
