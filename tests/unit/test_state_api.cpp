@@ -148,6 +148,79 @@ TEST_CASE("config: the first unusable field is named, with the wanted and the gi
   }
 }
 
+TEST_CASE("view: a sink direction is of a size that its coefficients can make up for", "[view]") {
+  const StateConfig config = config_of(4, 3);
+  for (const float size : {1e-7F, 1e7F, 1e-30F, 1e30F}) {
+    const float direction[] = {0, size, -size / 2};
+    const std::string message = refusal([&] {
+      SinkState<Policy<Mamba2, Host, Fp32, FullSvd, MeanValueSink>> state(config, direction);
+    });
+    CAPTURE(message);
+    CHECK(contains(message, "[1e-6, 1e6]"));
+  }
+  for (const float size : {0.0F, 1e-6F, 1e6F}) {
+    const float direction[] = {0, size, -size / 2};
+    CHECK_NOTHROW(SinkState<Policy<Mamba2, Host, Fp32, FullSvd, MeanValueSink>>(config, direction));
+  }
+}
+
+TEST_CASE("shapes that disagree are refused, and nothing happens", "[shapes]") {
+  using P = F32<GatedDelta>;
+  const StateConfig config = config_of(4, 3);
+  SinkState<P> state(config);
+  HostTeam team(workspace_bytes<P>(config));
+  const std::vector<float> zeros(64, 0.0F);
+  std::vector<float> written(64, 7.0F);
+  const auto rows = [&](Index count, Index cols) {
+    return MatrixView<const float>{zeros.data(), count, cols, cols};
+  };
+  const auto outputs = [&](Index count, Index cols) {
+    return MatrixView<float>{written.data(), count, cols, cols};
+  };
+  const Tokens<float> good{rows(2, 4), rows(2, 3), rows(2, 1), zeros.data()};
+  const Tokens<float> bad[] = {{rows(2, 3), rows(2, 3), rows(2, 1), zeros.data()},
+                               {rows(2, 4), rows(2, 4), rows(2, 1), zeros.data()},
+                               {rows(2, 4), rows(1, 3), rows(2, 1), zeros.data()},
+                               {rows(2, 4), rows(2, 3), rows(2, 2), zeros.data()},
+                               {rows(-3, 4), rows(-3, 3), rows(-3, 1), zeros.data()}};
+  for (const Tokens<float>& tokens : bad) {
+    CHECK(advance(team, state.view(), tokens) == Status::invalid_argument);
+  }
+  CHECK(step(team, state.view(), good, rows(1, 4), outputs(2, 3)) == Status::invalid_argument);
+  CHECK(step(team, state.view(), good, rows(2, 4), outputs(2, 4)) == Status::invalid_argument);
+  CHECK(materialize(team, state.view(), outputs(4, 4)) == Status::invalid_argument);
+  const Token<float> token = good[0];
+  CHECK(step(team, state.view(), token, nullptr, written.data()) == Status::invalid_argument);
+  CHECK(step(team, state.view(), token, zeros.data(), nullptr) == Status::invalid_argument);
+  CHECK(written == std::vector<float>(64, 7.0F));
+  CHECK(state.view().buffered() == 0);
+  CHECK(step(team, state.view(), good, rows(2, 4), outputs(2, 3)) == Status::ok);
+}
+
+TEST_CASE("dense fallback: a state of capacity one comes back", "[dense]") {
+  using P = F32<Mamba2>;
+  StateConfig config = config_of(8, 8);
+  config.rank_cap = 1;
+  config.dense_retry = 2;
+  SinkState<P> state(config);
+  HostTeam team(workspace_bytes<P>(config));
+  const auto run = [&](float log_decay, Index first, Index axes) {
+    for (Index t = 0; t < config.buffer; ++t) {
+      std::vector<float> key(8), value(8);
+      key[static_cast<std::size_t>(first + t % axes)] = 1;
+      value[static_cast<std::size_t>(first + t % axes)] = 1;
+      REQUIRE(advance(team, state.view(), Token<float>{key.data(), value.data(), &log_decay, 1}) ==
+              Status::ok);
+    }
+    REQUIRE(compact(team, state.view()) == Status::ok);
+  };
+  run(0, 0, 3);
+  CHECK(state.view().dense());
+  for (int period = 0; period < 3; ++period) run(-std::numeric_limits<float>::infinity(), 5, 1);
+  CHECK(!state.view().dense());
+  CHECK(state.view().rank() == 1);
+}
+
 TEST_CASE("config: what is usable passes", "[config]") {
   StateConfig config = config_of(1, 1);
   config.buffer = 1;

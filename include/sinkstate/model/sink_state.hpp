@@ -135,7 +135,11 @@ const typename Policy::Compute* check_sink_direction(const StateConfig& config,
   T largest = T(0);
   for (Index j = 0; Policy::Sink::present && j < config.d_v; ++j) {
     const T magnitude = std::abs(direction[j]);
-    if (!(magnitude <= largest)) largest = magnitude;
+    if (!std::isfinite(magnitude)) {
+      refuse("sink direction", "finite numbers",
+             std::to_string(direction[j]) + " at " + std::to_string(j));
+    }
+    if (magnitude > largest) largest = magnitude;
   }
   // Only the direction matters: its length goes into the coefficients, and both must fit the arithmetic.
   if (largest != T(0) && !(largest >= T(1e-6) && largest <= T(1e6))) {
