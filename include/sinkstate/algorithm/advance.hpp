@@ -184,8 +184,8 @@ SINKSTATE_HOST_DEVICE Status buffer_tokens(
 ///
 /// @param query   d_k numbers
 /// @param output  d_v numbers; may be any of the inputs; written only when the result is ok
-/// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small; invalid_argument for a null
-///          query or output
+/// @returns buffer_full, non_finite_input, positive_log_decay, overflow, workspace_too_small;
+///          invalid_argument for a null query or output
 /// Exact up to rounding (docs/mathematics.md, equation (2)). Allocates nothing; O((d_k + d_v) (rank
 /// + buffered)), dense O(d_k d_v). The result depends on the state and the arguments alone, to the
 /// bit.
@@ -210,7 +210,7 @@ SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
 ///
 /// @param queries  count x d_k
 /// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it
-/// have been written.
+///                 have been written.
 /// @returns as `step`; buffer_full when not all of them fit; invalid_argument when shapes disagree
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,

@@ -42,7 +42,7 @@ SINKSTATE_HOST_DEVICE void commit(const SinkStateView<Policy>& state, T error, T
 /// Writes the strongest terms of a decomposition as the body, as many as the configuration wants.
 /// @param sink      strength of the sink, to which epsilon is relative as well
 /// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
-/// terms are wanted and `may_refuse`
+///          terms are wanted and `may_refuse`
 template <class Team, class Policy, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
                                           const Decomposition<T, Core>& terms, T sink, Index most,
@@ -197,7 +197,7 @@ SINKSTATE_HOST_DEVICE bool list_terms(Team& team, const RandomizedSvd& options, 
 /// @param method   ExactSvd or RandomizedSvd
 /// @param scale    what undoes the scaling of `normalize_matrix`
 /// @param scratch  holds the content, which is overwritten when the result is true
-/// @param sink, most, may_refuse  as in `keep_strongest`
+/// @param sink, most, may_refuse as in `keep_strongest`
 /// @returns as `keep_strongest`; `report.dropped` is then the computed residual
 template <class Team, class Policy, class Method, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy>& state,

@@ -56,13 +56,13 @@ SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
 ///
 /// @param dense        d_k x d_v, [K,V], any row stride
 /// @param method       RandomizedSvd{block, power_iterations, seed} or ExactSvd{}. DenseBuffered
-/// decomposes nothing and
-///                     does not look at it.
+///                     decomposes nothing and does not look at it.
 /// @param certificate  how far `dense` itself may be from the exact state (Frobenius norm), as
-/// `materialize` reports it
+///                     `materialize` reports it
 /// @param report       if not null, what was done; `dropped` is the computed residual
 /// @returns invalid_argument, non_finite_input, overflow, workspace_too_small
-/// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank), exactly O(d_k d_v (d_k + d_v)).
+/// The result depends on the arguments alone, to the bit. Allocates nothing; O(d_k d_v rank), with
+/// ExactSvd O(d_k d_v (d_k + d_v)).
 template <class Team, class Policy, class Method = RandomizedSvd>
 SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
                                         const MatrixView<const typename Policy::Compute>& dense,

@@ -39,9 +39,9 @@ SINKSTATE_HOST_DEVICE double materialize_roundoffs(const SinkStateView<Policy>& 
 ///
 /// @param dense        d_k x d_v, any row stride, apart from the state
 /// @param certificate  if not null: upper bound of the Frobenius norm of `dense` minus the exact
-/// state. To carry an error
-///                     over a further prompt, pass it on to `initialize`.
-/// @returns invalid_argument, overflow (rows before the one that overflowed have been written), workspace_too_small
+///                     state. To carry an error over a further prompt, pass it on to `initialize`.
+/// @returns invalid_argument, overflow (rows before the one that overflowed have been written),
+///          workspace_too_small
 /// Allocates nothing; O(d_k d_v (rank + buffered)).
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state,

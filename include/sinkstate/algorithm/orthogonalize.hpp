@@ -12,13 +12,12 @@ namespace detail {
 /// A = R Q with orthonormal rows q: a_j = sum_i r(j, i) q_i. docs/numerics.md, section 2.
 ///
 /// @param a            vectors, one a row; their first `return value` rows become q, the others are
-/// undefined
+///                     undefined
 /// @param orthonormal  rows at the beginning of `a` that are orthonormal already and stay as they
-/// are
+///                     are
 /// @param r            one row of coefficients per row of `a`, at least min(a.rows, a.cols) wide,
-/// zero-filled here;
-///                     its first `orthonormal` rows are not touched. No data: coefficients are not
-///                     wanted.
+///                     zero-filled here; its first `orthonormal` rows are not touched. No data:
+///                     coefficients are not wanted.
 /// @param z            min(a.rows, a.cols) numbers of scratch
 /// @returns the number of independent rows, at most min(a.rows, a.cols)
 ///

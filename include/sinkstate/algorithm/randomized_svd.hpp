@@ -45,7 +45,7 @@ struct RangeFinderScratch {
 /// @param dense  d_k x d_v, scaled to a largest magnitude near 1
 /// @param least  a strength from elsewhere that epsilon is relative to as well (the sink's)
 /// @param most   terms at which to stop; the last block may go past it: `list` has room for most +
-/// block
+///               block
 /// @returns false when the search stopped at `most` with strong terms possibly left
 ///
 /// Each block is D^T-refined `power_iterations` times, orthogonalised at every half-step and

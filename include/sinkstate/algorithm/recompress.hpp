@@ -87,8 +87,8 @@ struct Decomposition {
     return rank;
   }
 
-  /// Frobenius norm of the terms from `rank` on. It needs an orthogonal key side only, which a product of rotations is
-  /// whatever sweep it stopped at.
+  /// Frobenius norm of the terms from `rank` on. It needs an orthogonal key side only, which a
+  /// product of rotations is whatever sweep it stopped at.
   SINKSTATE_HOST_DEVICE T norm_from(Index rank) const {
     Core squares = Core(0);
     for (Index i = rank; i < count; ++i) squares += strengths[order[i]] * strengths[order[i]];

@@ -34,8 +34,7 @@ struct JacobiOutcome {
 ///
 /// @param g     n vectors of length m, scaled so that the largest magnitude is near 1
 /// @param y     n rows at least n wide, becomes the product of the rotations (rows orthonormal),
-/// the rest 0; no data:
-///              not wanted
+///              the rest 0; no data: not wanted
 /// @param s     n numbers, the norms of the rotated rows, in no order
 /// @param unit  roundoff of the numbers that the result is for; T may be wider
 /// A sweep cap ends the loop whatever the input (NaN included); rotations keep Y^T G whatever sweep

@@ -10,10 +10,10 @@ class HostTeam;
 
 /// States in host memory, worked on by Eigen; one thread is one team.
 ///
-/// A backend is a tag that names its `Team`, the hands that do the work of one state, and the `Core`
-/// numbers in which small cores are decomposed. Algorithms are written once over a team and never
-/// see a backend. They run their scalar code once per state and leave all vector work to the team,
-/// which provides, over float and double:
+/// A backend is a tag that names its `Team`, the hands that do the work of one state, and the
+/// `Core` numbers in which small cores are decomposed. Algorithms are written once over a team and
+/// never see a backend. They run their scalar code once per state and leave the vector work to the
+/// team, which provides, over float and double:
 ///
 ///     workspace()                   its scratch, a fresh Workspace each time
 ///     dot(n, x, y)   norm(n, x)     sums over vectors; norm neither over- nor underflows

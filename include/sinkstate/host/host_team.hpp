@@ -22,7 +22,7 @@ SINKSTATE_NAMESPACE_BEGIN
 class HostTeam {
  public:
   /// @param workspace_bytes  `workspace_bytes<Policy>(config)` of the largest state this team will
-  /// work on
+  ///                         work on
   explicit HostTeam(std::size_t workspace_bytes) : scratch_(workspace_bytes) {}
 
   /// The scratch, from its beginning.
@@ -174,8 +174,9 @@ class HostTeam {
   template <class T>
   using Lanes = Eigen::Array<T, 16, 1>;
 
-  /// The logarithm of min / epsilon. Below it a query, once decayed, would be subnormal in part, and Eigen's vector form
-  /// clamps the exponential above zero further down. exp(-35) of a term is far below its rounding (N3).
+  /// The logarithm of min / epsilon. Below it a query, once decayed, would be subnormal in part;
+  /// further down Eigen's vector form clamps the exponential above zero. What is cut is far below
+  /// the rounding of a term (N3).
   template <class T>
   static constexpr T smallest_log() {
     return std::is_same_v<T, float> ? T(-71.394) : T(-672.3527);

@@ -50,8 +50,8 @@ SINKSTATE_HOST_DEVICE constexpr double fold_roundoffs(Index buffered) {
   return 1.74 * static_cast<double>(buffered + 1) + 13.0;
 }
 
-/// (N6) Rounding errors of recompressing `terms` terms, in units of u m: 7 c + 6 sqrt(c) + 30 are counted, which this
-/// bounds. Those of the rotations are counted as they happen.
+/// (N6) Rounding errors of recompressing `terms` terms, in units of u m: 7 c + 6 sqrt(c) + 30 are
+/// counted, which this bounds. Those of the rotations are counted as they happen.
 SINKSTATE_HOST_DEVICE constexpr double recompress_roundoffs(Index d_k, Index d_v, Index terms) {
   return 8.0 * static_cast<double>(terms) + 2.0 * (dot_roundoffs(d_k) + dot_roundoffs(d_v)) + 20.0;
 }

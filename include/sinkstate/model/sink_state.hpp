@@ -141,7 +141,7 @@ const typename Policy::Compute* check_sink_direction(const StateConfig& config,
     }
     if (magnitude > largest) largest = magnitude;
   }
-  // Only the direction matters: its length goes into the coefficients, and both must fit the arithmetic.
+  // Only the direction matters: its length goes into the coefficients, and both must fit.
   if (largest != T(0) && !(largest >= T(1e-6) && largest <= T(1e6))) {
     refuse("sink direction", "a largest magnitude in [1e-6, 1e6], or zeros",
            std::to_string(largest));
@@ -192,9 +192,9 @@ std::size_t state_bytes(const StateConfig& config) {
 /// A state in the caller's own memory, emptied.
 /// @param memory          `state_bytes<Policy>(config)` bytes, aligned to 64
 /// @param sink_direction  d_v finite numbers that outlive the view; null without a sink. Zeros mean
-/// no sink.
+///                        no sink.
 /// @throws Error for an unusable configuration, memory too small or misaligned, or a direction
-/// missing or too many
+///         missing or too many
 template <class Policy>
 SinkStateView<Policy> make_view(void* memory, std::size_t size, const StateConfig& config,
                                 const typename Policy::Compute* sink_direction = nullptr) {
@@ -222,10 +222,9 @@ class SinkState
 
  public:
   /// @param sink_direction  the head's mean value, d_v finite numbers, shared by all requests and
-  /// therefore not copied:
-  ///                        it outlives the state. Null without a sink.
+  ///                        therefore not copied: it outlives the state. Null without a sink.
   /// @throws Error for a configuration that cannot be used, or a direction that is missing, not
-  /// finite, or not wanted
+  ///         finite, or not wanted
   explicit SinkState(const StateConfig& config,
                      const typename Policy::Compute* sink_direction = nullptr)
       : Base(config.checked(), detail::check_sink_direction<Policy>(config, sink_direction)) {
