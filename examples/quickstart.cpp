@@ -15,7 +15,7 @@ using Policy = ss::Policy<ss::GatedDelta, ss::Host, ss::Fp32, ss::FullSvd>;
 struct Head {
   ss::StateConfig config{128, 128};  // d_k, d_v; epsilon, buffer and the rest have defaults
   ss::SinkState<Policy> state{config};
-  ss::HostTeam team{ss::workspace_bytes<Policy>(config)};  // one a thread, for any states
+  ss::HostTeam team{ss::workspace_bytes<Policy>(config)};  // one a thread, big enough
 
   // output = S^T query after S <- exp(log_decay) (I - beta k k^T) S + beta k v^T
   ss::Status decode(const float* key, const float* value, float log_decay, float beta,
@@ -23,7 +23,7 @@ struct Head {
     const ss::Token<float> token{key, value, &log_decay, beta};
     const ss::Status status = ss::step(team, state.view(), token, query, output);
     if (status != ss::Status::ok || !state.view().due()) return status;
-    return ss::compact(team, state.view());  // every 8 tokens, here or when you have the time
+    return ss::compact(team, state.view());  // every 8 tokens, before the next
   }
 };
 // [quickstart]

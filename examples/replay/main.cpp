@@ -121,7 +121,8 @@ void check(const CLI::App& app, const Arguments& arguments, const std::string& p
   if (policy == "dense-buffered") {
     for (const char* option : {"--epsilon", "--rank-cap", "--no-dense-fallback", "--seed"}) {
       if (app.count(option) > 0) {
-        throw ToolError(std::string(option) + ": dense-buffered drops nothing and draws nothing");
+        throw ToolError(std::string(option) +
+                        ": dense-buffered has no use for it, wanted with full-svd only");
       }
     }
   }

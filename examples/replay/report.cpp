@@ -125,6 +125,7 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
   std::string text = std::string("policy ") + to_string(options.compaction);
   if (options.compaction == Compaction::full_svd) {
     text += ", epsilon " + format("%g", options.epsilon);
+    if (options.rank_cap > 0) text += ", rank cap " + std::to_string(options.rank_cap);
     if (!options.dense_fallback) text += ", dense fallback off";
   }
   text += ", buffer " + std::to_string(options.buffer);
@@ -140,14 +141,11 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
     text += "\n";
   }
   text +=
-      "\nrank: stored terms, mean / peak over the tokens; bytes: against a dense fp32 state, mean "
-      "/ "
-      "peak;\n"
-      "dense: share of tokens with a dense body; output error: RMS and worst token, over the RMS "
-      "output;\n"
+      "\nrank: stored terms, a dense body counted as min(d_k, d_v), mean / peak over the tokens;\n"
+      "bytes: in use, against a dense fp32 state, mean / peak; dense: share of tokens so held;\n"
+      "output error: RMS and worst token, over the RMS output;\n"
       "certificate: the state's own bound of its error, and the median of bound over error;\n"
-      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, so in "
-      "cache.\n";
+      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, in cache.\n";
   return text;
 }
 

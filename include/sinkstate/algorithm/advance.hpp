@@ -155,7 +155,8 @@ SINKSTATE_HOST_DEVICE Status buffer_tokens(
                       (decays == 0 || is(tokens.log_decays, decays)) &&
                       (queries == nullptr || is(*queries, config.d_k)) &&
                       (outputs == nullptr || is(*outputs, config.d_v));
-  if (!shapes) return Status::invalid_argument;
+  // More than fits into an empty buffer will not fit after a compaction either.
+  if (!shapes || count > state.buffer.capacity()) return Status::invalid_argument;
   if (count > state.buffer.capacity() - state.buffered()) return Status::buffer_full;
   // Outputs are written token by token, so every input is checked before the first.
   for (Index t = 0; t < count; ++t) {
@@ -212,6 +213,7 @@ SINKSTATE_HOST_DEVICE Status advance(Team& team, SinkStateView<Policy> state,
 /// @param outputs  count x d_v; apart from the inputs. When a result overflows, the rows before it
 ///                 have been written.
 /// @returns as `step`; buffer_full when not all of them fit; invalid_argument when shapes disagree
+///          or an empty buffer would not hold them
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status step(Team& team, SinkStateView<Policy> state,
                                   const Tokens<typename Policy::Compute>& tokens,

@@ -48,7 +48,8 @@ class AlignedBytes {
 template <class View, class... Sizes>
 class Owner {
  public:
-  /// The caller's window, valid while the owner lives and is not assigned to.
+  /// The caller's window, to read and to write, valid while the owner lives and is neither assigned
+  /// to nor moved from.
   View view() {
     return std::apply(
         [this](const Sizes&... sizes) {

@@ -180,7 +180,7 @@ SINKSTATE_HOST_DEVICE Status roll_back(SinkStateView<Policy> view, Index tokens)
   return Status::ok;
 }
 
-/// Bytes of a state's memory, for `make_view`.
+/// Bytes of a state's memory, for `make_view`: its capacity, not what `bytes()` says it uses.
 /// @throws Error for a configuration that cannot be used
 template <class Policy>
 std::size_t state_bytes(const StateConfig& config) {
@@ -189,7 +189,8 @@ std::size_t state_bytes(const StateConfig& config) {
   return count.used();
 }
 
-/// A state in the caller's own memory, emptied.
+/// A state in the caller's own memory, emptied. To fork it, copy its `state_bytes` into those of
+/// another view of the same configuration.
 /// @param memory          `state_bytes<Policy>(config)` bytes, aligned to 64
 /// @param sink_direction  d_v finite numbers that outlive the view; null without a sink. Zeros mean
 ///                        no sink.

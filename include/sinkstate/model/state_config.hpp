@@ -18,7 +18,8 @@ struct StateConfig {
   Index d_v = 0;
   /// Tokens between two compactions.
   Index buffer = 8;
-  /// Further tokens that the buffer can hold while a draft is open.
+  /// Further tokens that the buffer can hold past `due()`: the longest draft that may have to be
+  /// taken back, or slack for a compaction that comes late.
   Index draft = 0;
   /// Terms weaker than epsilon times the strongest (or than the sink, if that is stronger) are
   /// dropped. 0 keeps all that is above rounding. Terms below 1e-31 (fp64: 1e-292) are dropped in

@@ -51,7 +51,7 @@ template <class T>
 struct Token {
   const T* key = nullptr;        ///< d_k numbers
   const T* value = nullptr;      ///< d_v numbers
-  const T* log_decay = nullptr;  ///< none, one, or d_k numbers: `Rule::log_decays(d_k)`
+  const T* log_decay = nullptr;  ///< `Rule::log_decays(d_k)` numbers; null only if that is none
   T write_strength = 1;
 };
 
