@@ -134,7 +134,7 @@ TEMPLATE_LIST_TEST_CASE("determinism: inputs and outputs anywhere", "[determinis
     const auto d_v = static_cast<std::size_t>(stream.d_v);
     const auto decays = static_cast<std::size_t>(P::Rule::log_decays(stream.d_k));
     const auto expected = Fresh<P>(stream).replay_all();
-    for (const std::size_t shift : {1, 3, 7, 13}) {
+    for (const std::size_t shift : {1U, 3U, 7U, 13U}) {
       Fresh<P> fresh(stream);
       std::vector<T> key(d_k + 16), value(d_v + 16), query(std::max(d_k, d_v) + 16);
       std::vector<T> log_decay(decays + 16);
@@ -260,7 +260,7 @@ TEMPLATE_LIST_TEST_CASE("determinism: reset, and memory that held NaN", "[determ
 
     Fresh<P> fresh(stream);
     const std::size_t size = state_bytes<P>(fresh.config);
-    for (const std::size_t offset : {0, 64, 192}) {
+    for (const std::size_t offset : {0U, 64U, 192U}) {
       PoisonedBytes memory(size, offset);
       const auto view = make_view<P>(memory.data(), size, fresh.config, fresh.direction());
       CHECK(same_bits(replay(fresh.team, view, fresh.inputs, 0, tokens), expected));

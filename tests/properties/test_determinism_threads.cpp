@@ -85,7 +85,7 @@ TEMPLATE_TEST_CASE("determinism: threads", "[determinism][threads]", Mamba2, Gat
     using P = typename decltype(tag)::type;
     INFO(policy_name<P>());
     const auto expected = run_heads<P>(streams, 1);
-    for (const std::size_t threads : {2, 3, 8}) {
+    for (const std::size_t threads : {2U, 3U, 8U}) {
       const bool same = run_heads<P>(streams, threads) == expected;
       CHECK(same);
     }
