@@ -10,7 +10,7 @@
 // [quickstart]
 #include <sinkstate/sinkstate.hpp>
 namespace ss = sinkstate;
-using Policy = ss::Policy<ss::GatedDelta, ss::Host, ss::Fp32, ss::FullSvd>;
+using Policy = ss::Policy<ss::GatedDelta, ss::Host, ss::Fp32, ss::LocalSvd>;
 
 struct Head {
   ss::StateConfig config{128, 128};  // d_k, d_v; epsilon, buffer and the rest have defaults

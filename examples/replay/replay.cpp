@@ -38,6 +38,7 @@ struct Sums {
 };
 
 struct HeadResult {
+  StateConfig config;
   ReplayFigures figures;
   Sums sums;
 };
@@ -93,6 +94,9 @@ class HeadReplay {
     }
     finish();
     time_dense();
+    result_.config = config_;
+    result_.config.rank_cap = SinkStateView<Policy>::rank_capacity(config_);
+    result_.config.active = detail::usual_active<Policy>(config_);
     return std::move(result_);
   }
 
@@ -104,6 +108,11 @@ class HeadReplay {
     config.buffer = options_.buffer;
     config.epsilon = options_.epsilon;
     config.rank_cap = options_.rank_cap;
+    config.active = options_.active;
+    config.recompress_growth = options_.recompress_growth;
+    config.recompress_slack = options_.recompress_slack;
+    config.tail_share = options_.tail_share;
+    config.tail_period = options_.tail_period;
     config.dense_fallback = options_.dense_fallback;
     config.seed = options_.seed;
     return config;
@@ -184,7 +193,9 @@ class HeadReplay {
       compaction_ns_ += thread_nanoseconds() - compaction;
       require_ok(status, name_, head_, first + count - 1);
       ++result_.figures.compactions;
-      if (report.sweeps > 0) ++result_.figures.recompressions;
+      if (report.decomposed > 0 && report.decomposed == report.rank_before) {
+        ++result_.figures.recompressions;
+      }
       check_state();
     }
     progress_(count);
@@ -337,9 +348,17 @@ ReplayHead choose_sink(bool sink) {
 
 template <class RuleTag>
 ReplayHead choose_compaction(const ReplayOptions& options) {
-  return options.compaction == Compaction::full_svd
-             ? choose_sink<RuleTag, FullSvd>(options.sink)
-             : choose_sink<RuleTag, DenseBuffered>(options.sink);
+  switch (options.compaction) {
+    case Compaction::local_svd:
+      return choose_sink<RuleTag, LocalSvd>(options.sink);
+    case Compaction::full_svd:
+      return choose_sink<RuleTag, FullSvd>(options.sink);
+    case Compaction::fixed_rank:
+      return choose_sink<RuleTag, FixedRank>(options.sink);
+    case Compaction::dense_buffered:
+      return choose_sink<RuleTag, DenseBuffered>(options.sink);
+  }
+  return nullptr;
 }
 
 ReplayHead choose(Rule rule, const ReplayOptions& options) {
@@ -415,7 +434,17 @@ void check_options(const std::string& name, const Trace& trace, const ReplayOpti
 }
 
 const char* to_string(Compaction compaction) {
-  return compaction == Compaction::full_svd ? "full-svd" : "dense-buffered";
+  switch (compaction) {
+    case Compaction::local_svd:
+      return "local-svd";
+    case Compaction::full_svd:
+      return "full-svd";
+    case Compaction::fixed_rank:
+      return "fixed-rank";
+    case Compaction::dense_buffered:
+      return "dense-buffered";
+  }
+  return "";
 }
 
 TraceReport replay(const std::string& name, const Trace& trace, const ReplayOptions& options,
@@ -454,10 +483,15 @@ TraceReport replay(const std::string& name, const Trace& trace, const ReplayOpti
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 
-  TraceReport report{name,           to_string(trace.rule),
-                     trace.tokens,   trace.value_heads,
-                     trace.d_k,      trace.d_v,
-                     combine(heads), {}};
+  TraceReport report{name,
+                     to_string(trace.rule),
+                     trace.tokens,
+                     trace.value_heads,
+                     trace.d_k,
+                     trace.d_v,
+                     heads.front().config,
+                     combine(heads),
+                     {}};
   for (HeadResult& head : heads) report.per_head.push_back(std::move(head.figures));
   return report;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <sinkstate/model/state_config.hpp>
 #include <string>
 #include <vector>
 
@@ -12,15 +13,20 @@
 
 namespace sinkstate::tools {
 
-enum class Compaction { full_svd, dense_buffered };
+enum class Compaction { local_svd, full_svd, fixed_rank, dense_buffered };
 
 const char* to_string(Compaction compaction);
 
 struct ReplayOptions {
-  Compaction compaction = Compaction::full_svd;
+  Compaction compaction = Compaction::local_svd;
   double epsilon = 1e-2;
   std::ptrdiff_t buffer = 8;
-  std::ptrdiff_t rank_cap = 0;  // 0: as StateConfig
+  std::ptrdiff_t rank_cap = 0;  // 0: as StateConfig, as all that follow
+  std::ptrdiff_t active = 0;
+  double recompress_growth = StateConfig{}.recompress_growth;
+  std::ptrdiff_t recompress_slack = StateConfig{}.recompress_slack;
+  double tail_share = StateConfig{}.tail_share;
+  std::ptrdiff_t tail_period = 0;
   bool dense_fallback = true;
   bool sink = false;
   std::uint64_t seed = 0;
@@ -66,6 +72,7 @@ struct TraceReport {
   std::ptrdiff_t heads = 0;
   std::ptrdiff_t d_k = 0;
   std::ptrdiff_t d_v = 0;
+  StateConfig config;  // with the policy's own rank cap and active terms in the place of zeros
   ReplayFigures total;
   std::vector<ReplayFigures> per_head;
 };

@@ -40,21 +40,29 @@ Json to_json(const ReplayFigures& f) {
   };
 }
 
+bool adaptive(Compaction compaction) {
+  return compaction == Compaction::local_svd || compaction == Compaction::full_svd;
+}
+
 Json to_json(const ReplayOptions& options, const TraceReport& report) {
-  const bool low_rank = options.compaction == Compaction::full_svd;
-  Json policy{{"name", to_string(options.compaction)}, {"buffer", options.buffer}};
-  if (low_rank) {
-    StateConfig config;
-    config.d_k = report.d_k;
-    config.d_v = report.d_v;
-    config.rank_cap = options.rank_cap;
-    config.dense_fallback = options.dense_fallback;
-    policy["epsilon"] = options.epsilon;
-    policy["rank_cap"] = config.rank_capacity();
+  const StateConfig& config = report.config;
+  const bool local = options.compaction == Compaction::local_svd;
+  Json policy{{"name", to_string(options.compaction)}, {"buffer", config.buffer}};
+  if (adaptive(options.compaction)) {
+    policy["epsilon"] = config.epsilon;
+    policy["rank_cap"] = config.rank_cap;
     policy["dense_fallback"] = config.dense_fallback;
     policy["dense_retry"] = config.dense_retry;
-    policy["seed"] = options.seed;
   }
+  if (local) {
+    policy["active"] = config.active;
+    policy["recompress_growth"] = config.recompress_growth;
+    policy["recompress_slack"] = config.recompress_slack;
+    policy["tail_share"] = config.tail_share;
+    policy["tail_period"] = config.tail_period;
+  }
+  if (options.compaction == Compaction::fixed_rank) policy["rank"] = config.rank_cap;
+  if (options.compaction != Compaction::dense_buffered) policy["seed"] = config.seed;
   policy["sink"] = options.sink;
   policy["prefill"] = options.prefill;
   policy["storage"] = "fp32";
@@ -123,10 +131,14 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
     for (std::size_t c = 0; c < cells.size(); ++c) widths[c] = std::max(widths[c], cells[c].size());
   }
   std::string text = std::string("policy ") + to_string(options.compaction);
-  if (options.compaction == Compaction::full_svd) {
+  if (adaptive(options.compaction)) {
     text += ", epsilon " + format("%g", options.epsilon);
     if (options.rank_cap > 0) text += ", rank cap " + std::to_string(options.rank_cap);
     if (!options.dense_fallback) text += ", dense fallback off";
+  }
+  if (options.active > 0) text += ", active " + std::to_string(options.active);
+  if (options.compaction == Compaction::fixed_rank && options.rank_cap > 0) {
+    text += ", rank " + std::to_string(options.rank_cap);
   }
   text += ", buffer " + std::to_string(options.buffer);
   if (options.sink) text += ", sink";

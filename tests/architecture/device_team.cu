@@ -135,9 +135,11 @@ constexpr auto instance = &every_verb<P, T>;
 
 // One of each word, in few combinations.
 [[maybe_unused]] constexpr auto kimi =
-    instance<Policy<KimiDelta, PlainDevice, Fp32, FullSvd, MeanValueSink>>;
+    instance<Policy<KimiDelta, PlainDevice, Fp32, LocalSvd, MeanValueSink>>;
 [[maybe_unused]] constexpr auto mamba =
     instance<Policy<Mamba2, PlainDevice, Fp32, FullSvd, NoSink>>;
+[[maybe_unused]] constexpr auto fixed =
+    instance<Policy<GatedDelta, PlainDevice, Fp32, FixedRank, NoSink>>;
 [[maybe_unused]] constexpr auto dense =
     instance<Policy<GatedDelta, PlainDevice, Fp32, DenseBuffered, MeanValueSink>>;
 

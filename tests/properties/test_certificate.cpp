@@ -30,6 +30,10 @@ StateConfig config_of(const Stream& stream, std::uint64_t run) {
   config.dense_fallback = run % 2 == 0;
   config.rank_cap = run % 5 == 0 ? 2 : 0;
   config.dense_retry = 2;
+  config.active = 1 + static_cast<Index>(run % 3);
+  config.recompress_growth = run % 4 == 0 ? 0 : 1.15;
+  config.tail_share = run % 3 == 0 ? 1 : 0.3;
+  config.tail_period = run % 4 == 0 ? 2 : 0;
   return config;
 }
 
@@ -153,11 +157,22 @@ class CertificateRecurrence {
             Index buffered) {
     const StateConfig& config = view.config;
     const auto c = static_cast<W>(report.rank_before);
+    const auto recompress = [&](Index terms) {
+      return 8 * static_cast<W>(terms) +
+             2 * (dot_roundings(config.d_k) + dot_roundings(config.d_v)) + 20;
+    };
     W roundings = W(1.74) * static_cast<W>(buffered + 1) + 13;
     W rotations = 0;
     if (!was_dense && !view.dense()) {
-      roundings += 8 * c + 2 * (dot_roundings(config.d_k) + dot_roundings(config.d_v)) + 20;
-      rotations = unit * 12 * c * static_cast<W>(report.sweeps) * mass;
+      roundings += recompress(report.decomposed);
+      if (report.tail > 0) roundings += recompress(report.tail);
+      // Two decompositions report the sweeps of one.
+      const int sweeps = report.tail > 0 ? 30 : report.sweeps;
+      rotations = unit * 12 * c * static_cast<W>(sweeps) * mass;
+      if (report.projected > 0) {
+        const auto p = static_cast<W>(report.projected);
+        roundings += std::sqrt(p) * (c + std::sqrt(c)) + 4 * p + 2 * dot_roundings(config.d_k) + c;
+      }
     } else {
       roundings += c;
       if (!view.dense()) roundings += 2 * static_cast<W>(report.rank_after + 1);

@@ -1,25 +1,25 @@
-// What holds after every compaction, over 10,000 of them: orthonormal factors, sorted strengths,
-// and nothing dropped that epsilon keeps. Before and after are formed here in fp64 from stored
-// numbers.
-#include <Eigen/Dense>
+// What holds after every compaction, over 10,000 of each policy: orthonormal new factors, frozen ones
+// untouched, sorted strengths, and nothing dropped that the policy keeps. Before and after are formed
+// here in fp64 from stored numbers.
+#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <type_traits>
 #include <vector>
 
 #include "oracles/norms.hpp"
 #include "support/catch.hpp"
+#include "support/matrices.hpp"
 #include "support/state_runner.hpp"
 
 using namespace sinkstate;
 using namespace sinkstate::testing;
 
 namespace {
-
-using Matrix = Eigen::MatrixXd;
 
 template <class T>
 constexpr double orthogonality_bar = std::is_same_v<T, float> ? 5e-6 : 1e-12;
@@ -30,32 +30,19 @@ constexpr double rounding_bar = std::is_same_v<T, float> ? 5e-6 : 1e-12;
 template <class T>
 constexpr T unit_roundoff = std::numeric_limits<T>::epsilon() / 2;
 
-template <class T>
-Matrix to_matrix(const MatrixView<T>& rows) {
-  Matrix matrix(rows.rows, rows.cols);
-  for (Index i = 0; i < rows.rows; ++i) {
-    for (Index j = 0; j < rows.cols; ++j) matrix(i, j) = static_cast<double>(rows(i, j));
-  }
-  return matrix;
-}
-
 template <class P>
 Matrix stored_matrix(const SinkStateView<P>& view) {
   const std::vector<double> dense = stored_state<P, double>(view);
-  using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  return Eigen::Map<const RowMajor>(dense.data(), view.config.d_k, view.config.d_v);
+  return Eigen::Map<const Matrix>(dense.data(), view.config.d_k, view.config.d_v);
 }
 
-double spectral_norm(const Matrix& matrix) {
-  return Eigen::JacobiSVD<Matrix>(matrix).singularValues()[0];
-}
-
-// Largest entry of |A A^T - I|.
-double orthogonality(const Matrix& rows) {
-  if (rows.rows() == 0) return 0;
-  return (rows * rows.transpose() - Matrix::Identity(rows.rows(), rows.rows()))
-      .cwiseAbs()
-      .maxCoeff();
+template <class T>
+Matrix some_rows(const MatrixView<T>& rows, const std::vector<Index>& chosen) {
+  Matrix matrix(static_cast<Index>(chosen.size()), rows.cols);
+  for (Index i = 0; i < matrix.rows(); ++i) {
+    matrix.row(i) = wide(rows.middle_rows(chosen[static_cast<std::size_t>(i)], 1));
+  }
+  return matrix;
 }
 
 struct Worst {
@@ -69,30 +56,66 @@ double sink_strength_of(const SinkStateView<P>& view) {
          oracle::frobenius_norm(view.sink_direction, static_cast<std::size_t>(view.config.d_v));
 }
 
+// The values of the body before a compaction: no compaction writes to those of a frozen term.
+template <class P>
+class ValuesBefore {
+ public:
+  using T = typename P::Compute;
+  explicit ValuesBefore(const SinkStateView<P>& view) {
+    for (Index i = 0; i < view.rank(); ++i) {
+      const T* const row = view.factors.values().row(i);
+      values_.insert(std::vector<T>(row, row + view.config.d_v));
+    }
+  }
+  bool contain(const T* row, Index size) const {
+    return values_.count(std::vector<T>(row, row + size)) > 0;
+  }
+
+ private:
+  std::set<std::vector<T>> values_;
+};
+
 // The kept terms, after a compaction that left factors.
 template <class P>
-void check_factors(const SinkStateView<P>& view, double reference, int token, Worst& worst) {
+void check_factors(const SinkStateView<P>& view, const CompactionReport& report,
+                   const ValuesBefore<P>& before, double reference, int token, Worst& worst) {
   using T = typename P::Compute;
-  REQUIRE(view.rank() <= view.config.rank_capacity());
-  worst.keys.include(orthogonality(to_matrix(view.factors.keys())), orthogonality_bar<T>, token);
-  worst.values.include(orthogonality(to_matrix(view.factors.values())), orthogonality_bar<T>,
-                       token);
+  const StateConfig& config = view.config;
+  REQUIRE(view.rank() <= SinkStateView<P>::rank_capacity(config));
+  const bool all = report.decomposed == report.rank_before;
+  std::vector<Index> fresh;
+  for (Index i = 0; i < view.rank(); ++i) {
+    const bool frozen = before.contain(view.factors.values().row(i), config.d_v);
+    if (all || !frozen) fresh.push_back(i);
+    // A frozen key is a unit vector too, whatever the decays of its channels.
+    const double length = wide(view.factors.keys().middle_rows(i, 1)).norm();
+    worst.keys.include(std::abs(length - 1), orthogonality_bar<T>, token);
+  }
+  // Two decompositions in one compaction: orthogonal within each.
+  if (report.tail == 0) {
+    worst.keys.include(orthogonality_error(some_rows(view.factors.keys(), fresh)),
+                       orthogonality_bar<T>, token);
+    worst.values.include(orthogonality_error(some_rows(view.factors.values(), fresh)),
+                         orthogonality_bar<T>, token);
+  }
 
   const T* strengths = view.factors.strengths;
+  double epsilon = P::Compaction::adaptive ? config.epsilon : 0;
+  if (!all) epsilon *= config.tail_share;
   for (Index i = 0; i < view.rank(); ++i) {
     REQUIRE(std::isfinite(strengths[i]));
     REQUIRE(strengths[i] > 0);
     REQUIRE((i == 0 || strengths[i] <= strengths[i - 1]));
     // The reference was rounded in T before epsilon was applied to it.
-    const double least = view.config.epsilon * reference * (1 - rounding_bar<T>);
+    const double least = epsilon * reference * (1 - rounding_bar<T>);
     REQUIRE(static_cast<double>(strengths[i]) >= least);
   }
   if (P::Sink::present && view.rank() > 0) {
     const Matrix direction =
-        to_matrix(MatrixView<const T>{view.sink_direction, 1, view.config.d_v, view.config.d_v});
+        wide(MatrixView<const T>{view.sink_direction, 1, config.d_v, config.d_v});
     // Each by its strength: the split leaves rounding of the whole content along the direction, and
     // a weak term, made of what the strong ones left over, has most of it.
-    Matrix content = to_matrix(view.factors.values());
+    Matrix content = wide(view.factors.values());
     for (Index i = 0; i < view.rank(); ++i) content.row(i) *= static_cast<double>(strengths[i]);
     const double length = direction.norm();
     if (length > 0) {
@@ -108,6 +131,7 @@ void check_compaction(StateRunner<P>& runner, int token, Worst& worst) {
   using T = typename P::Compute;
   const Matrix before = stored_matrix(runner.view());
   const double certificate_before = static_cast<double>(runner.certificate());
+  const ValuesBefore<P> values_before(runner.view());
   const CompactionReport report = runner.compact();
   const SinkStateView<P> view = runner.view();
   const Matrix after = stored_matrix(view);
@@ -123,7 +147,7 @@ void check_compaction(StateRunner<P>& runner, int token, Worst& worst) {
   const double strongest =
       view.rank() > 0 ? static_cast<double>(view.factors.strengths[0]) : spectral_norm(before);
   const double reference = std::max(sink, strongest);
-  if (!view.dense()) check_factors(view, reference, token, worst);
+  if (!view.dense()) check_factors(view, report, values_before, reference, token, worst);
 
   const double rounding = rounding_bar<T> * reference;
   // The norm of a tail is reported with its own rounding on top: docs/numerics.md, (N6), here with
@@ -133,8 +157,18 @@ void check_compaction(StateRunner<P>& runner, int token, Worst& worst) {
   const double reported =
       rounding + report.dropped * tail_roundings * static_cast<double>(unit_roundoff<T>);
   worst.report.include(std::max(0.0, lost.norm() - report.dropped), rounding, token);
-  worst.report.include(std::max(0.0, report.dropped - lost.norm()), reported, token);
-  if (!report.capped) {
+  // With all terms decomposed the bound is the norm itself.
+  const bool all = report.decomposed == report.rank_before && report.tail == 0;
+  if (all || view.dense()) {
+    worst.report.include(std::max(0.0, report.dropped - lost.norm()), reported, token);
+  }
+  if (P::Compaction::adaptive && !report.capped && !view.dense()) {
+    // Each term that went is below epsilon.
+    const auto gone = static_cast<double>(report.rank_before - report.rank_after);
+    worst.report.include(report.dropped,
+                         gone * view.config.epsilon * reference * (1 + 1e-5) + reported, token);
+  }
+  if (!report.capped && all) {
     const double truncated = view.dense() ? 0 : view.config.epsilon * reference * (1 + 1e-5);
     worst.residual.include(spectral_norm(lost), truncated + rounding, token);
   }
@@ -153,6 +187,11 @@ int check_run(int run, int compactions) {
   config.dense_fallback = run % 2 == 0;
   config.rank_cap = run % 7 == 0 ? 4 : 0;
   config.dense_retry = 4;
+  if (!P::Compaction::adaptive) config.rank_cap = 3 + run % 6;
+  config.active = run % 4 == 0 ? 0 : 1 + run % 3;
+  config.recompress_growth = run % 5 == 0 ? 0 : 1.15;
+  config.tail_share = run % 3 == 0 ? 1 : 0.3;
+  config.tail_period = run % 4 == 1 ? 2 : 0;
   const int tokens = compactions * static_cast<int>(config.buffer);
   const Stream stream =
       scenario_stream(run % scenarios, traits_of<typename P::Rule>, static_cast<int>(config.d_k),
@@ -183,7 +222,8 @@ int check_run(int run, int compactions) {
 
 }  // namespace
 
-TEST_CASE("compaction: the invariants hold over 10,000 compactions", "[compaction]") {
+TEMPLATE_TEST_CASE("compaction: the invariants hold over 10,000 compactions", "[compaction]",
+                   LocalSvd, FullSvd, FixedRank) {
   INFO(seed_note(test_seed()));
   // 6 rules x 2 sinks x 2 precisions x 42 runs (twice every scenario) x 10.
   const int runs = 2 * scenarios * test_scale();
@@ -194,11 +234,8 @@ TEST_CASE("compaction: the invariants hold over 10,000 compactions", "[compactio
     for (int run = 0; run < runs; ++run) done += check_run<P>(run, compactions);
   };
   const auto run_rule = [&](auto rule) {
-    using Rule = decltype(rule);
-    run_policy(PolicyTag<Policy<Rule, Host, Fp32, FullSvd, NoSink>>{});
-    run_policy(PolicyTag<Policy<Rule, Host, Fp32, FullSvd, MeanValueSink>>{});
-    run_policy(PolicyTag<Policy<Rule, Host, Fp64, FullSvd, NoSink>>{});
-    run_policy(PolicyTag<Policy<Rule, Host, Fp64, FullSvd, MeanValueSink>>{});
+    for_each_sink<decltype(rule), Fp32, TestType>(run_policy);
+    for_each_sink<decltype(rule), Fp64, TestType>(run_policy);
   };
   std::apply([&](auto... rules) { (run_rule(rules), ...); }, AllRules{});
   CHECK(done >= 10000);

@@ -23,6 +23,8 @@ StateConfig config_of(const Stream& stream) {
   config.draft = 4;
   config.epsilon = 3e-3;
   config.dense_retry = 2;
+  config.active = 4;
+  config.tail_period = 2;
   return config;
 }
 

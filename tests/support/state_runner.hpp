@@ -36,20 +36,33 @@ struct PolicyTag {
   using type = PolicyType;
 };
 
-// Calls body(PolicyTag<P>) for one rule with every compaction and sink.
+template <class Compaction>
+inline constexpr const char* compaction_name = "";
+template <>
+inline constexpr const char* compaction_name<LocalSvd> = "LocalSvd";
+template <>
+inline constexpr const char* compaction_name<FullSvd> = "FullSvd";
+template <>
+inline constexpr const char* compaction_name<FixedRank> = "FixedRank";
+template <>
+inline constexpr const char* compaction_name<DenseBuffered> = "DenseBuffered";
+
+// Calls body(PolicyTag<P>) for one rule with some compactions and every sink.
+template <class Rule, class Precision, class... Compactions, class Body>
+void for_each_sink(const Body& body) {
+  (body(PolicyTag<Policy<Rule, Host, Precision, Compactions, NoSink>>{}), ...);
+  (body(PolicyTag<Policy<Rule, Host, Precision, Compactions, MeanValueSink>>{}), ...);
+}
 template <class Rule, class Precision, class Body>
 void for_each_policy(const Body& body) {
-  body(PolicyTag<Policy<Rule, Host, Precision, FullSvd, NoSink>>{});
-  body(PolicyTag<Policy<Rule, Host, Precision, FullSvd, MeanValueSink>>{});
-  body(PolicyTag<Policy<Rule, Host, Precision, DenseBuffered, NoSink>>{});
-  body(PolicyTag<Policy<Rule, Host, Precision, DenseBuffered, MeanValueSink>>{});
+  for_each_sink<Rule, Precision, LocalSvd, FullSvd, FixedRank, DenseBuffered>(body);
 }
 
 template <class P>
 std::string policy_name() {
   return std::string(oracle::rule_name(traits_of<typename P::Rule>)) +
-         (std::is_same_v<typename P::Compute, float> ? ", fp32" : ", fp64") +
-         (P::Compaction::low_rank ? ", FullSvd" : ", DenseBuffered") +
+         (std::is_same_v<typename P::Compute, float> ? ", fp32" : ", fp64") + ", " +
+         compaction_name<typename P::Compaction> +
          (P::Sink::present ? ", MeanValueSink" : ", NoSink");
 }
 

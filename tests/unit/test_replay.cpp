@@ -44,6 +44,8 @@ constexpr bool sanitized = false;
 #endif
 
 constexpr Rule all_rules[] = {Rule::mamba2, Rule::gated_delta, Rule::kimi_delta};
+constexpr Compaction all_compactions[] = {Compaction::local_svd, Compaction::full_svd,
+                                          Compaction::fixed_rank, Compaction::dense_buffered};
 constexpr HeadMap all_maps[] = {HeadMap::interleaved, HeadMap::tiled};
 
 constexpr std::ptrdiff_t tokens = 45;  // five buffers of eight, and five more
@@ -265,7 +267,7 @@ TEST_CASE("the report has the keys that are promised, with sane values") {
     for (const HeadMap map : all_maps) {
       const Trace trace = synthetic(rule, map);
       for (const bool sink : {false, true}) {
-        for (const Compaction compaction : {Compaction::full_svd, Compaction::dense_buffered}) {
+        for (const Compaction compaction : all_compactions) {
           INFO(to_string(rule) << ", " << to_string(map) << ", " << to_string(compaction)
                                << (sink ? ", sink" : ""));
           ReplayOptions options;
@@ -287,7 +289,11 @@ TEST_CASE("the report has the keys that are promised, with sane values") {
           CHECK(entry["policy"]["name"] == to_string(compaction));
           CHECK(entry["policy"]["buffer"] == 8);
           CHECK(entry["policy"]["sink"] == sink);
-          CHECK(entry["policy"].contains("epsilon") == (compaction == Compaction::full_svd));
+          const bool adaptive =
+              compaction == Compaction::local_svd || compaction == Compaction::full_svd;
+          CHECK(entry["policy"].contains("epsilon") == adaptive);
+          CHECK(entry["policy"].contains("rank") == (compaction == Compaction::fixed_rank));
+          CHECK(entry["policy"].contains("active") == (compaction == Compaction::local_svd));
 
           check_sane(entry["total"], value_heads, tokens);
           REQUIRE(entry["per_head"].size() == at(value_heads));
@@ -307,13 +313,22 @@ TEST_CASE("the policy of the report is the resolved one") {
   ReplayOptions options;
   options.epsilon = 0.25;
   options.seed = 18446744073709551615u;
+  options.recompress_growth = 1.5;
+  options.recompress_slack = 3;
+  options.tail_share = 0.5;
+  options.tail_period = 7;
   // 7 (12 + 20) < 12 * 20 <= 8 (12 + 20)
-  CHECK(policy(options) == Json({{"name", "full-svd"},
+  CHECK(policy(options) == Json({{"name", "local-svd"},
                                  {"buffer", 8},
                                  {"epsilon", 0.25},
                                  {"rank_cap", 7},
                                  {"dense_fallback", true},
                                  {"dense_retry", 16},
+                                 {"active", 8},
+                                 {"recompress_growth", 1.5},
+                                 {"recompress_slack", 3},
+                                 {"tail_share", 0.5},
+                                 {"tail_period", 7},
                                  {"seed", 18446744073709551615u},
                                  {"sink", false},
                                  {"prefill", 0},
@@ -325,6 +340,25 @@ TEST_CASE("the policy of the report is the resolved one") {
   CHECK(policy(options)["rank_cap"] == 5);
   options.rank_cap = std::numeric_limits<std::ptrdiff_t>::max();
   CHECK(policy(options)["rank_cap"] == 12);
+
+  options.active = 3;
+  CHECK(policy(options)["active"] == 3);
+  options.compaction = Compaction::full_svd;
+  CHECK(policy(options)["name"] == "full-svd");
+  CHECK_FALSE(policy(options).contains("active"));
+
+  ReplayOptions fixed;
+  fixed.compaction = Compaction::fixed_rank;
+  CHECK(policy(fixed) == Json({{"name", "fixed-rank"},
+                               {"buffer", 8},
+                               {"rank", 12},
+                               {"seed", 0},
+                               {"sink", false},
+                               {"prefill", 0},
+                               {"storage", "fp32"},
+                               {"backend", "host"}}));
+  fixed.rank_cap = 5;
+  CHECK(policy(fixed)["rank"] == 5);
 
   ReplayOptions dense;
   dense.compaction = Compaction::dense_buffered;
@@ -343,6 +377,7 @@ TEST_CASE("figures are what outputs, states and the library say, recomputed here
   namespace ss = sinkstate;
   const Trace trace = synthetic(Rule::gated_delta, HeadMap::tiled);
   ReplayOptions options;
+  options.compaction = Compaction::full_svd;
   options.epsilon = 0.05;
   options.dense_fallback = false;
   options.sink = true;
@@ -454,8 +489,8 @@ TEST_CASE("figures are what outputs, states and the library say, recomputed here
 
     // Bytes by hand: a term is a key half, a value half and a strength; the sink d_k coefficients;
     // the buffer eight times a key, a correction and a log decay; nine certificates and masses, a
-    // record of 24 bytes, two counters.
-    const double fixed = 4.0 * 12 + 8 * 4.0 * (12 + 20 + 1) + 9 * 2 * 4.0 + 24 + 8;
+    // record of 32 bytes, two counters.
+    const double fixed = 4.0 * 12 + 8 * 4.0 * (12 + 20 + 1) + 9 * 2 * 4.0 + 32 + 8;
     const double rank_mean = rank_sum / static_cast<double>(tokens);
     const double rank_peak = static_cast<double>(histogram.size() - 1);
     CHECK(figures.rank_mean == Catch::Approx(rank_mean).epsilon(1e-12));
@@ -582,7 +617,7 @@ TEST_CASE("a given initial state is where the recurrence starts") {
     const Exact before = exact_of(trace);
     trace.initial_state.assign(before.state.begin(), before.state.end());
     const Exact exact = exact_of(trace);
-    for (const Compaction compaction : {Compaction::full_svd, Compaction::dense_buffered}) {
+    for (const Compaction compaction : all_compactions) {
       for (const std::ptrdiff_t prefill : {0, 10}) {
         ReplayOptions options;
         options.compaction = compaction;
@@ -668,7 +703,7 @@ TEST_CASE("log decays of -inf, -150 and 0 are followed") {
     set(21, 0, 0);
     trace.log_decay[at((30 * value_heads + 1) * decays)] = -infinity;
     const Exact exact = exact_of(trace);
-    for (const Compaction compaction : {Compaction::full_svd, Compaction::dense_buffered}) {
+    for (const Compaction compaction : all_compactions) {
       ReplayOptions options;
       options.compaction = compaction;
       options.epsilon = 0;
@@ -795,7 +830,7 @@ TEST_CASE("the table names traces and heads") {
   Result result = replay(trace, options);
   result.report.trace = "some/folder/layer.3.safetensors";
   const std::string text = table({result.report, result.report}, options);
-  CHECK(text.rfind("policy full-svd, epsilon 0.01, buffer 8\n", 0) == 0);
+  CHECK(text.rfind("policy local-svd, epsilon 0.01, buffer 8\n", 0) == 0);
   CHECK(contains(text, "\nlayer.3 "));
   CHECK(!contains(text, "folder"));
   CHECK(contains(text, " all "));

@@ -341,7 +341,8 @@ TEST_CASE("numbers out of their range, and what is no number, are refused by opt
   for (const char* value : {"abc", "0.1x", "0,1", "1e", "--", "0.1 0.2"}) {
     refused("--epsilon", value, "");
   }
-  for (const char* option : {"--buffer", "--prefill", "--rank-cap", "--threads", "--seed"}) {
+  for (const char* option : {"--buffer", "--prefill", "--rank-cap", "--active", "--rank",
+                             "--recompress-slack", "--tail-period", "--threads", "--seed"}) {
     for (const char* value : {"x", "8x", "8.5", "1e3", "1e30", "0x10", "+8", " 8", "8 ", "nan",
                               "9999999999999999999999"}) {
       refused(option, value, "wanted a ");
@@ -349,6 +350,14 @@ TEST_CASE("numbers out of their range, and what is no number, are refused by opt
     CHECK(contains(shop.bad_option({option, ""}), std::string(option) + ": "));
   }
   CHECK(contains(shop.bad_option({"--epsilon", ""}), "--epsilon: wanted a number, given \"\""));
+  for (const char* option : {"--recompress-growth", "--tail-share"}) {
+    for (const char* value : {"-1", "nan", "inf", "1e7"}) refused(option, value, "wanted ");
+    for (const char* value : {"abc", "0,5", ""}) {
+      CHECK(contains(shop.bad_option({option, value}), std::string(option) + ": wanted a number"));
+    }
+  }
+  refused("--recompress-growth", "0.5", "wanted 0 or a number in [1, 1e6], given 0.5");
+  refused("--tail-share", "1.5", "wanted a number in [0, 1], given 1.5");
   for (const char* option : {"--buffer", "--prefill", "--rank-cap"}) {
     refused(option, "9223372036854775808", "wanted a number from ");  // 2^63
     refused(option, "-9223372036854775809", "wanted a number from ");
@@ -362,6 +371,13 @@ TEST_CASE("numbers out of their range, and what is no number, are refused by opt
   refused("--buffer", "9223372036854775807", "wanted at most 65536");
   refused("--rank-cap", "0", "wanted at least 1, given 0");
   refused("--rank-cap", "-1", "wanted at least 1, given -1");
+  refused("--active", "0", "wanted at least 1, given 0");
+  for (const char* option : {"--active", "--recompress-slack", "--tail-period"}) {
+    refused(option, "-1", "wanted at least ");
+    refused(option, "1048577", "wanted at most 1048576, given 1048577");
+  }
+  CHECK(contains(shop.bad_option({"--policy", "fixed-rank", "--rank", "0"}),
+                 "--rank: wanted at least 1, given 0"));
   refused("--threads", "0", "wanted at least 1, given 0");
   refused("--threads", "-2", "wanted at least 1, given -2");
   refused("--prefill", "-1", "wanted at least 0, given -1");
@@ -374,14 +390,10 @@ TEST_CASE("numbers out of their range, and what is no number, are refused by opt
 TEST_CASE("policies, backends and options that do not exist are refused by name") {
   const Workshop shop;
   CHECK(contains(shop.bad_option({"--policy", "foo"}),
-                 "--policy: wanted full-svd or dense-buffered, given foo"));
+                 "--policy: wanted local-svd, full-svd, fixed-rank or dense-buffered, given foo"));
   CHECK(contains(shop.bad_option({"--policy", ""}), "--policy"));
   CHECK(contains(shop.bad_option({"--policy", "FULL-SVD"}), "given FULL-SVD"));
-  for (const char* later : {"local-svd", "fixed-rank"}) {
-    CHECK(contains(shop.bad_option({"--policy", later}),
-                   std::string("this version does not have ") + later));
-  }
-  for (const std::string option : {"--active", "--rank", "--rounding", "--svg"}) {
+  for (const std::string option : {"--rounding", "--svg"}) {
     // With a value, with "=", at the end without one, twice, and where it swallows the trace.
     for (const std::vector<std::string>& arguments :
          std::vector<std::vector<std::string>>{{option, "8"},
@@ -410,11 +422,33 @@ TEST_CASE("policies, backends and options that do not exist are refused by name"
   CHECK(contains(shop.refusal({"good.safetensors", "--json"}), "--json"));
 
   // Options that the policy does not use would be a promise.
-  for (const std::vector<std::string>& option : std::vector<std::vector<std::string>>{
-           {"--epsilon", "0.1"}, {"--rank-cap", "3"}, {"--no-dense-fallback"}, {"--seed", "1"}}) {
-    std::vector<std::string> arguments = {"--policy", "dense-buffered"};
-    arguments.insert(arguments.end(), option.begin(), option.end());
-    CHECK(contains(shop.bad_option(arguments), option.front() + ": dense-buffered "));
+  struct Use {
+    std::vector<std::string> option;
+    std::vector<std::string> policies;
+  };
+  const Use uses[] = {{{"--epsilon", "0.1"}, {"local-svd", "full-svd"}},
+                      {{"--rank-cap", "3"}, {"local-svd", "full-svd"}},
+                      {{"--no-dense-fallback"}, {"local-svd", "full-svd"}},
+                      {{"--active", "4"}, {"local-svd"}},
+                      {{"--recompress-growth", "1.5"}, {"local-svd"}},
+                      {{"--recompress-slack", "3"}, {"local-svd"}},
+                      {{"--tail-share", "0.5"}, {"local-svd"}},
+                      {{"--tail-period", "4"}, {"local-svd"}},
+                      {{"--rank", "4"}, {"fixed-rank"}},
+                      {{"--seed", "1"}, {"local-svd", "full-svd", "fixed-rank"}}};
+  for (const Use& use : uses) {
+    for (const std::string policy : {"local-svd", "full-svd", "fixed-rank", "dense-buffered"}) {
+      std::vector<std::string> arguments = {"--policy", policy};
+      arguments.insert(arguments.end(), use.option.begin(), use.option.end());
+      INFO(policy << " " << use.option.front());
+      if (std::find(use.policies.begin(), use.policies.end(), policy) == use.policies.end()) {
+        CHECK(contains(shop.bad_option(arguments),
+                       use.option.front() + ": " + policy + " has no use for it"));
+      } else {
+        arguments.push_back("good.safetensors");
+        CHECK(shop.replay(arguments).code == 0);
+      }
+    }
   }
   CHECK(contains(shop.bad_option({"--sink"}), "--sink: wanted a tensor sink_direction"));
 }
@@ -502,7 +536,7 @@ TEST_CASE("a good run prints a table, and writes what was asked for and nothing 
   Run run = shop.replay({"good.safetensors"});
   CHECK(run.code == 0);
   CHECK(run.err.empty());  // no bar either: this is no terminal
-  CHECK(run.out.rfind("policy full-svd, epsilon 0.01, buffer 8\n", 0) == 0);
+  CHECK(run.out.rfind("policy local-svd, epsilon 0.01, buffer 8\n", 0) == 0);
   CHECK(contains(run.out, "\ngood "));
   CHECK(contains(run.out, " all "));
   CHECK(run.out.find_first_of("\r\033") == std::string::npos);
@@ -606,12 +640,29 @@ TEST_CASE("--help explains every option and succeeds") {
     const Run run = shop.replay({flag});
     CHECK(run.code == 0);
     CHECK(run.err.empty());
-    for (const char* option : {"trace", "--policy", "--epsilon", "--buffer", "--rank-cap",
-                               "--no-dense-fallback", "--sink", "--prefill", "--seed", "--threads",
-                               "--outputs", "--json", "--storage", "--backend"}) {
+    for (const char* option : {"trace",
+                               "--policy",
+                               "--epsilon",
+                               "--active",
+                               "--recompress-growth",
+                               "--recompress-slack",
+                               "--tail-share",
+                               "--tail-period",
+                               "--buffer",
+                               "--rank",
+                               "--rank-cap",
+                               "--no-dense-fallback",
+                               "--sink",
+                               "--prefill",
+                               "--seed",
+                               "--threads",
+                               "--outputs",
+                               "--json",
+                               "--storage",
+                               "--backend"}) {
       CHECK(contains(run.out, option));
     }
-    CHECK(!contains(run.out, "--active"));
+    CHECK(!contains(run.out, "--svg"));
     CHECK(contains(run.out, "docs/traces.md"));
   }
 }

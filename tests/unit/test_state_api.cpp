@@ -338,8 +338,8 @@ TEST_CASE("bytes: by hand", "[bytes]") {
     CHECK(bytes.buffer_keys == 6 * 5 * 4);
     CHECK(bytes.buffer_corrections == 6 * 3 * 4);
     CHECK(bytes.log_decays == log_decays);
-    CHECK(bytes.bookkeeping == 2 * 7 * 4 + 24 + 8);  // per-token bounds, record, two counters
-    CHECK(bytes.total() == body + sink + 120 + 72 + log_decays + 88);
+    CHECK(bytes.bookkeeping == 2 * 7 * 4 + 32 + 8);  // per-token bounds, record, two counters
+    CHECK(bytes.total() == body + sink + 120 + 72 + log_decays + 96);
   };
   check(SinkStateView<F32<LinearAttention>>::bytes_at(config, 2, false), 2 * 9 * 4, 0, 0);
   check(SinkStateView<F32<DeltaNet>>::bytes_at(config, 0, false), 0, 0, 0);
@@ -349,7 +349,7 @@ TEST_CASE("bytes: by hand", "[bytes]") {
   check(SinkStateView<Dense32<GatedLinearAttention>>::bytes_at(config, 0, true), 60, 0, 120);
   using Wide = SinkStateView<Policy<Mamba2, Host, Fp64>>;
   CHECK(Wide::bytes_at(config, 2, false).body == 2 * 9 * 8);
-  CHECK(Wide::bytes_at(config, 2, false).bookkeeping == 2 * 7 * 8 + 24 + 8);
+  CHECK(Wide::bytes_at(config, 2, false).bookkeeping == 2 * 7 * 8 + 32 + 8);
 }
 
 TEST_CASE("bytes: a state reports its present rank and form", "[bytes]") {

@@ -408,7 +408,8 @@ TEST_CASE("the keys of the document are those of the report") {
   const std::vector<std::vector<Row>> documented = tables(section("## The report"));
   REQUIRE(documented.size() == 3);
   std::set<std::string> policy_keys;
-  for (const Compaction compaction : {Compaction::full_svd, Compaction::dense_buffered}) {
+  for (const Compaction compaction : {Compaction::local_svd, Compaction::full_svd,
+                                      Compaction::fixed_rank, Compaction::dense_buffered}) {
     ReplayOptions options;
     options.compaction = compaction;
     const TraceReport report =
@@ -421,9 +422,11 @@ TEST_CASE("the keys of the document are those of the report") {
     CHECK(first_column(documented[2]) == keys_of(entry["per_head"][0]));
     for (const Row& row : documented[1]) {
       INFO(row.front());
-      const bool full_svd_only = row[1].find("(`full-svd`)") != std::string::npos;
+      // "(`a`, `b`)" at the end: of these policies only.
+      const std::size_t users = row[1].rfind("(`");
+      const std::string name = std::string("`") + to_string(compaction) + "`";
       CHECK(entry["policy"].contains(name_in(row.front())) ==
-            (!full_svd_only || compaction == Compaction::full_svd));
+            (users == std::string::npos || row[1].find(name, users) != std::string::npos));
     }
     policy_keys.merge(keys_of(entry["policy"]));
   }

@@ -28,8 +28,8 @@ struct InitializeScratch {
 
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, const RandomizedSvd& options,
                                           Workspace& memory)
-      : InitializeScratch(config, SinkStateView<Policy>::rank_capacity(config), options.block,
-                          memory) {}
+      : InitializeScratch(config, SinkStateView<Policy>::rank_capacity(config) + oversampling,
+                          options.block, memory) {}
   SINKSTATE_HOST_DEVICE InitializeScratch(const StateConfig& config, ExactSvd, Workspace& memory)
       : InitializeScratch(config, config.d_k, 0, memory) {}
 
@@ -103,10 +103,12 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   bool low_rank = false;
   if constexpr (Policy::Compaction::low_rank) {
     const T scale = detail::normalize_matrix(team, content);
-    low_rank = detail::compress_dense(team, state, method, scale, sink, config.rank_capacity(),
-                                      config.dense_fallback, scratch.dense, done);
+    using View = SinkStateView<Policy>;
+    const bool may_be_dense = View::may_be_dense(config);
+    low_rank = detail::compress_dense(team, state, method, scale, sink, View::rank_capacity(config),
+                                      may_be_dense, scratch.dense, done);
     if (!low_rank) {
-      if (!config.dense_fallback) return Status::overflow;
+      if (!may_be_dense) return Status::overflow;
       for (Index i = 0; i < config.d_k; ++i) {
         team.scale(config.d_v, scale, content.row(i), content.row(i));
       }
@@ -115,7 +117,7 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   const T body =
       low_rank ? detail::strengths_sum(state) : detail::keep_dense(team, state, content, done);
 
-  *state.record = StateRecord{0, 0, state.record->dense, 0};
+  *state.record = StateRecord{0, 0, state.record->dense, 0, done.rank_after};
   if constexpr (Policy::Sink::present) team.copy(config.d_k, scratch.sink, state.sink);
   // Splitting the sink off and computing the residual round too.
   const bool exact = !low_rank && !Policy::Sink::present;

@@ -55,7 +55,7 @@ SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state
   detail::CurrentTerms<Policy> terms(state.config, memory);
   if (memory.exhausted()) return Status::workspace_too_small;
 
-  if (!detail::gather_terms(team, state, terms)) return Status::overflow;
+  if (!detail::gather_terms(team, state, terms, state.rank())) return Status::overflow;
   for (Index i = 0; i < state.config.d_k; ++i) {
     detail::content_row(team, state, terms, i, dense.row(i));
     if constexpr (Policy::Sink::present) {

@@ -28,6 +28,10 @@ struct ExactSvd {};
 
 namespace detail {
 
+/// Columns of a random sketch past the rank that is kept: worth more than iterations
+/// (docs/numerics.md, section 9).
+inline constexpr Index oversampling = 4;
+
 /// A basis of the strongest left vectors of a dense matrix, found block by block.
 template <class T>
 struct RangeFinderScratch {
@@ -38,6 +42,34 @@ struct RangeFinderScratch {
     return {memory.take_matrix<T>(block, d_v), memory.take<T>(block)};
   }
 };
+
+/// Refines a block by power iterations, orthogonalised at every half-step: docs/numerics.md, (N8).
+///
+/// @param sketch  rows of dense.cols numbers to start from; overwritten
+/// @param left    its first `found` rows are orthonormal, rows of dense.rows numbers; the refined
+///                block comes behind them, orthogonal to them
+/// @param z       as many numbers of scratch as `left` has rows in the end
+/// @returns the rows of `left` that are orthonormal now
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE Index refine_block(Team& team, const MatrixView<const T>& dense,
+                                         int power_iterations, const MatrixView<T>& sketch,
+                                         const MatrixView<T>& left, Index found, T* z) {
+  Index block = sketch.rows;
+  Index basis = found;
+  for (int iteration = 0; iteration <= power_iterations; ++iteration) {
+    if (iteration > 0) {
+      const Index fresh = basis - found;
+      for (Index b = 0; b < fresh; ++b) {
+        team.fill(dense.cols, T(0), sketch.row(b));
+        team.add_combination(dense, left.row(found + b), sketch.row(b));
+      }
+      block = orthogonalize(team, sketch.middle_rows(0, fresh), 0, MatrixView<T>{}, z);
+    }
+    for (Index b = 0; b < block; ++b) team.project(dense, sketch.row(b), left.row(found + b));
+    basis = orthogonalize(team, left.middle_rows(0, found + block), found, MatrixView<T>{}, z);
+  }
+  return basis;
+}
 
 /// Fills `list` with terms q_i (D^T q_i)^T whose sum is D up to what is weaker than `epsilon` times
 /// the strongest: docs/numerics.md, (N8).
@@ -63,27 +95,12 @@ SINKSTATE_HOST_DEVICE bool find_range(Team& team, const MatrixView<const T>& den
   std::uint64_t random = 0;
   while (found < full && found < most) {
     const Index wanted = options.block < full - found ? options.block : full - found;
-    Index block = wanted;
-    auto sketch = scratch.sketch.middle_rows(0, block);
-    for (Index b = 0; b < block; ++b) {
+    const auto sketch = scratch.sketch.middle_rows(0, wanted);
+    for (Index b = 0; b < wanted; ++b) {
       for (Index j = 0; j < dense.cols; ++j) sketch(b, j) = static_cast<T>(philox.normal(random++));
     }
-    Index basis = found;
-    for (int iteration = 0; iteration <= options.power_iterations; ++iteration) {
-      if (iteration > 0) {
-        const Index fresh = basis - found;
-        for (Index b = 0; b < fresh; ++b) {
-          team.fill(dense.cols, T(0), sketch.row(b));
-          team.add_combination(dense, list.keys.row(found + b), sketch.row(b));
-        }
-        block = orthogonalize(team, sketch.middle_rows(0, fresh), 0, MatrixView<T>{},
-                              list.coefficients);
-      }
-      for (Index b = 0; b < block; ++b)
-        team.project(dense, sketch.row(b), list.keys.row(found + b));
-      basis = orthogonalize(team, list.keys.middle_rows(0, found + block), found, MatrixView<T>{},
-                            list.coefficients);
-    }
+    const Index basis = refine_block(team, dense, options.power_iterations, sketch, list.keys,
+                                     found, list.coefficients);
     const Index fresh = basis - found;
     for (Index b = 0; b < fresh; ++b) {
       T* const row = list.values.row(found + b);

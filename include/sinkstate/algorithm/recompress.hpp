@@ -54,6 +54,26 @@ struct TermList {
     list.coefficients = memory.take<T>(most);
     return list;
   }
+
+  /// The terms from `first` on, in the same scratch.
+  SINKSTATE_HOST_DEVICE TermList from(Index first) const {
+    TermList rest = *this;
+    rest.count = count - first;
+    rest.keys = keys.middle_rows(first, rest.count);
+    rest.values = values.middle_rows(first, rest.count);
+    rest.weights += first;
+    rest.exponents += first;
+    return rest;
+  }
+};
+
+/// The terms of a list over an orthonormal basis of their values: their sum is 2^exponent
+/// keys^T value_basis.
+template <class T>
+struct MixedTerms {
+  MatrixView<T> keys;         // M
+  MatrixView<T> value_basis;  // Q_v
+  int exponent = 0;
 };
 
 /// The decomposition of a list of terms, in the list's scratch: its singular values are 2^exponent
@@ -110,15 +130,10 @@ struct Decomposition {
   }
 };
 
-/// Singular value decomposition of sum_i weight_i key_i value_i^T: docs/numerics.md, (N7).
-///
-///     values = R_v Q_v,   M = R_v^T diag(weights) keys = R_k Q_k,   R_k^T = Y^T diag(s) X
-///
-/// The second QR is the preconditioner of Drmac and Veselic, the last step is Jacobi on the rows of
-/// R_k^T. All vectors are orthogonalised, those of an earlier decomposition too: frozen or decayed
-/// terms are not orthogonal to anything. Consumes the list.
+/// The first half of a decomposition: values = R_v Q_v and M = R_v^T diag(weights) keys. Values and
+/// weights are consumed; keys become shorter by the zero terms and are scaled by powers of two.
 template <class Team, class T, class Core>
-SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, Core>& list) {
+SINKSTATE_HOST_DEVICE MixedTerms<T> mix_terms(Team& team, TermList<T, Core>& list) {
   // Terms with magnitudes near 1, and the powers of two apart.
   int top = 0;
   Index count = 0;
@@ -146,24 +161,33 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, C
     list.weights[i] = exponent < invisible ? T(0) : std::ldexp(list.weights[i], exponent);
   }
 
+  list.count = count;
   const auto keys = list.keys.middle_rows(0, count);
   auto value_coords = list.value_coords.middle_rows(0, count);
   const Index values =
       orthogonalize(team, list.values.middle_rows(0, count), 0, value_coords, list.coefficients);
-  auto mixed = list.mixed_keys.middle_rows(0, values);
+  const auto mixed = list.mixed_keys.middle_rows(0, values);
   for (Index l = 0; l < values; ++l) {
     for (Index i = 0; i < count; ++i) list.coefficients[i] = list.weights[i] * value_coords(i, l);
     team.fill(mixed.cols, T(0), mixed.row(l));
     team.add_combination(keys, list.coefficients, mixed.row(l));
   }
+  return {mixed, list.values.middle_rows(0, values), top};
+}
+
+/// The second half: M = R_k Q_k and R_k^T = Y^T diag(s) X. Consumes the keys.
+template <class Team, class T, class Core>
+SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, const MixedTerms<T>& terms,
+                                                       TermList<T, Core>& list) {
+  const Index values = terms.keys.rows;
   auto key_coords = list.key_coords.middle_rows(0, values);
-  const Index independent = orthogonalize(team, mixed, 0, key_coords, list.coefficients);
+  const Index independent = orthogonalize(team, terms.keys, 0, key_coords, list.coefficients);
 
   Decomposition<T, Core> result;
   result.count = independent;
-  result.exponent = top;
-  result.key_basis = list.mixed_keys.middle_rows(0, independent);
-  result.value_basis = list.values.middle_rows(0, values);
+  result.exponent = terms.exponent;
+  result.key_basis = terms.keys.middle_rows(0, independent);
+  result.value_basis = terms.value_basis;
   // Padded with zeros to whole rows: they change no sum, and the sweeps run without remainders.
   const auto padded = [](const MatrixView<Core>& m, Index rows, Index cols) {
     return MatrixView<Core>{m.data, rows, (cols + 15) / 16 * 16, m.stride};
@@ -180,7 +204,8 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, C
   const JacobiOutcome<Core> jacobi =
       one_sided_jacobi(team, result.core, result.rotations, list.strengths, Core(unit_roundoff<T>));
   result.sweeps = jacobi.sweeps;
-  result.rotation_error = static_cast<T>(std::ldexp(unit_roundoff<Core> * jacobi.roundoffs, top));
+  result.rotation_error =
+      static_cast<T>(std::ldexp(unit_roundoff<Core> * jacobi.roundoffs, terms.exponent));
 
   for (Index i = 0; i < independent; ++i) {
     Index place = i;
@@ -190,6 +215,19 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, C
     list.order[place] = i;
   }
   return result;
+}
+
+/// Singular value decomposition of sum_i weight_i key_i value_i^T: docs/numerics.md, (N7).
+///
+///     values = R_v Q_v,   M = R_v^T diag(weights) keys = R_k Q_k,   R_k^T = Y^T diag(s) X
+///
+/// The second QR is the preconditioner of Drmac and Veselic, the last step is Jacobi on the rows of
+/// R_k^T. All vectors are orthogonalised, those of an earlier decomposition too: frozen or decayed
+/// terms are not orthogonal to anything. Consumes the list.
+template <class Team, class T, class Core>
+SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, TermList<T, Core>& list) {
+  const MixedTerms<T> terms = mix_terms(team, list);
+  return decompose(team, terms, list);
 }
 
 }  // namespace detail

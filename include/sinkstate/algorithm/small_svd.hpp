@@ -16,6 +16,9 @@ namespace detail {
 /// rotated, and nobody keeps them.
 inline constexpr int negligible = 2;
 
+/// The sweep cap: 3 to 8 are usual.
+inline constexpr int most_sweeps = 30;
+
 /// Terms and rows below this are dropped: multiplied by anything down to u they would become
 /// subnormal numbers, which take a processor a hundred times longer.
 template <class T>
@@ -43,7 +46,6 @@ template <class Team, class T>
 SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T> g,
                                                         MatrixView<T> y, T* s,
                                                         T unit = unit_roundoff<T>) {
-  constexpr int most_sweeps = 30;
   const Index n = g.rows;
   const Index m = g.cols;
   // The relative test of Demmel and Veselic; a product of length m is not known better.

@@ -2,12 +2,15 @@
 /// A state with its pending decays applied: what compaction and materialisation start from.
 #pragma once
 
+#include <cmath>
+
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
 #include "../core/workspace.hpp"
 #include "../model/sink_state.hpp"
 #include "decay_walk.hpp"
 #include "recompress.hpp"
+#include "scaling.hpp"
 #include "sink_split.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -33,11 +36,60 @@ struct CurrentTerms {
         body_decay(memory.take<T>(config.d_k)) {}
 };
 
+/// Writes term i of the body, decayed, to a row of the list. A decay that is one number goes into
+/// the weight and leaves the vectors as they are; where channels differ the key is normalised again.
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void gather_body_term(Team& team, const SinkStateView<Policy>& state,
+                                            CurrentTerms<Policy>& terms, Index i, Index row) {
+  const Index d_k = state.config.d_k;
+  auto& list = terms.list;
+  T* const key = list.keys.row(row);
+  T weight = state.factors.strengths[i];
+  if constexpr (Policy::Rule::decay == Decay::per_channel) {
+    terms.walk.apply(team, state.factors.keys().row(i), key);
+    int exponent = 0;
+    if (normalize_exponent(team, d_k, key, exponent)) {
+      const T norm = team.norm(d_k, key);
+      team.scale(d_k, T(1) / norm, key, key);
+      weight = std::ldexp(weight * norm, exponent);
+    } else {
+      weight = T(0);
+    }
+  } else {
+    team.copy(d_k, state.factors.keys().row(i), key);
+    weight *= terms.walk.weight();
+  }
+  team.copy(state.config.d_v, state.factors.values().row(i), list.values.row(row));
+  list.weights[row] = weight;
+}
+
+/// The terms of the body by their decayed strength, strongest first.
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void order_body(Team& team, const SinkStateView<Policy>& state,
+                                      CurrentTerms<Policy>& terms) {
+  auto& list = terms.list;
+  for (Index i = 0; i < state.rank(); ++i) {
+    list.order[i] = i;
+    // One decay for all channels leaves the order as it is.
+    if constexpr (Policy::Rule::decay == Decay::per_channel) {
+      gather_body_term(team, state, terms, i, i);
+      Index place = i;
+      for (; place > 0 && list.weights[list.order[place - 1]] < list.weights[i]; --place) {
+        list.order[place] = list.order[place - 1];
+      }
+      list.order[place] = i;
+    }
+  }
+}
+
 /// The current state as fresh terms; the state itself is only read.
+///
+/// @param active  terms of the body, the strongest, that come behind the others and next to the
+///                buffered tokens; both groups fall in strength
 /// @returns false when splitting the sink off overflowed
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>& state,
-                                        CurrentTerms<Policy>& terms) {
+                                        CurrentTerms<Policy>& terms, Index active) {
   using T = typename Policy::Compute;
   const StateConfig& config = state.config;
   auto& list = terms.list;
@@ -45,8 +97,6 @@ SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>&
   bool finite = true;
   walk.start(team);
 
-  // Buffered tokens go behind the terms of the body, whose order (strongest first) helps the Jacobi
-  // sweeps.
   const Index rank = state.rank();
   list.count = rank + state.buffered();
   if constexpr (Policy::Sink::present) {
@@ -66,10 +116,10 @@ SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>&
     walk.include(team, state.buffer.log_decays.row(j));
   }
   for (Index i = 0; i < config.d_k; ++i) terms.body_decay[i] = walk.channel(i);
-  for (Index i = 0; i < rank; ++i) {
-    walk.apply(team, state.factors.keys().row(i), list.keys.row(i));
-    team.copy(config.d_v, state.factors.values().row(i), list.values.row(i));
-    list.weights[i] = state.factors.strengths[i];
+  order_body(team, state, terms);
+  for (Index place = 0; place < rank; ++place) {
+    const Index row = place < active ? rank - active + place : place - active;
+    gather_body_term(team, state, terms, list.order[place], row);
   }
   if constexpr (Policy::Sink::present) {
     for (Index i = 0; i < config.d_k; ++i) terms.sink[i] += terms.body_decay[i] * state.sink[i];

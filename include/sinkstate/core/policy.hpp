@@ -18,16 +18,33 @@ struct Fp64 {
   using Compute = double;
 };
 
+/// Compaction by the singular value decomposition of the strongest terms and the buffer (paper 1,
+/// section 4.2): the other terms stay frozen until they have become too many. The rank adapts to
+/// each state, and a state whose rank does not pay is kept in dense form. The policy to decode with.
+struct LocalSvd {
+  static constexpr bool low_rank = true;
+  static constexpr bool adaptive = true;
+};
+
 /// Compaction by the truncated singular value decomposition of all terms: the Eckart-Young answer,
-/// with a rank that adapts to each state, and the dense form for a state whose rank does not pay.
+/// otherwise as LocalSvd. The reference for the others.
 struct FullSvd {
   static constexpr bool low_rank = true;
+  static constexpr bool adaptive = true;
+};
+
+/// Compaction to a fixed rank by subspace iteration from the terms kept last (paper 2, section 5.1):
+/// a state of a fixed size, never dense.
+struct FixedRank {
+  static constexpr bool low_rank = true;
+  static constexpr bool adaptive = false;
 };
 
 /// The dense matrix, with a buffer of writes that is folded in every few tokens (as ReplaySSM
 /// does): nothing is dropped.
 struct DenseBuffered {
   static constexpr bool low_rank = false;
+  static constexpr bool adaptive = false;
 };
 
 /// No part of the state is set apart.
@@ -64,10 +81,10 @@ struct IsBackend<Backend, std::void_t<typename Backend::Team, typename Backend::
 /// DeltaNet
 /// @tparam BackendTag    Host
 /// @tparam PrecisionTag  Fp32, Fp64
-/// @tparam CompactionTag FullSvd, DenseBuffered
+/// @tparam CompactionTag LocalSvd, FullSvd, FixedRank, DenseBuffered
 /// @tparam SinkTag       NoSink, MeanValueSink
 template <class RuleTag, class BackendTag = Host, class PrecisionTag = Fp32,
-          class CompactionTag = FullSvd, class SinkTag = NoSink>
+          class CompactionTag = LocalSvd, class SinkTag = NoSink>
 struct Policy {
   using Rule = RuleTag;
   using Backend = BackendTag;
@@ -83,8 +100,11 @@ struct Policy {
                 "Policy: the third parameter must be Fp32 or Fp64");
   static_assert(detail::IsBackend<Backend>::value,
                 "Policy: the second parameter must be a backend, such as Host");
-  static_assert(std::is_same_v<Compaction, FullSvd> || std::is_same_v<Compaction, DenseBuffered>,
-                "Policy: the fourth parameter must be FullSvd or DenseBuffered");
+  static_assert(std::is_same_v<Compaction, LocalSvd> || std::is_same_v<Compaction, FullSvd> ||
+                    std::is_same_v<Compaction, FixedRank> ||
+                    std::is_same_v<Compaction, DenseBuffered>,
+                "Policy: the fourth parameter must be LocalSvd, FullSvd, FixedRank or "
+                "DenseBuffered");
   static_assert(std::is_same_v<Sink, NoSink> || std::is_same_v<Sink, MeanValueSink>,
                 "Policy: the fifth parameter must be NoSink or MeanValueSink");
 };

@@ -28,6 +28,7 @@ struct StateRecord {
   std::int32_t dense = 0;        ///< the body is the dense matrix, not the factors
   std::int32_t dense_age =
       0;  ///< compactions since it became so, or was last tried in low-rank form
+  std::int64_t settled_rank = 0;  ///< that the last decomposition of all terms left, or less since
 };
 
 /// What a state needs to go on, in bytes, part by part. A single state's memory (`state_bytes`) is
@@ -79,7 +80,20 @@ struct SinkStateView {
 
   /// Most terms of the body.
   SINKSTATE_HOST_DEVICE static constexpr Index rank_capacity(const StateConfig& config) {
-    return Policy::Compaction::low_rank ? config.rank_capacity() : 0;
+    if constexpr (Policy::Compaction::adaptive) {
+      return config.rank_capacity();
+    } else if constexpr (Policy::Compaction::low_rank) {
+      // Paper 2 needs twice the rank where every channel decays on its own.
+      const Index usual = Policy::Rule::decay == Decay::per_channel ? 32 : 16;
+      const Index wanted = config.rank_cap == 0 ? usual : config.rank_cap;
+      return wanted < config.full_rank() ? wanted : config.full_rank();
+    } else {
+      return 0;
+    }
+  }
+  /// Whether the body can take the dense form.
+  SINKSTATE_HOST_DEVICE static constexpr bool may_be_dense(const StateConfig& config) {
+    return !Policy::Compaction::low_rank || (Policy::Compaction::adaptive && config.dense_fallback);
   }
 
   StateBytes bytes() const { return bytes_at(config, rank(), dense()); }
@@ -105,8 +119,7 @@ struct SinkStateView {
                              const Compute* sink_direction) {
     SinkStateView view;
     view.config = config;
-    const Index dense_rows =
-        !Policy::Compaction::low_rank || config.dense_fallback ? config.d_k : 0;
+    const Index dense_rows = may_be_dense(config) ? config.d_k : 0;
     view.factors = LowRankFactorsView<Compute>::carve(
         memory, config.d_k, config.d_v, rank_capacity(config), dense_rows * config.d_v);
     view.matrix = {view.factors.components, dense_rows, config.d_v, config.d_v};

@@ -1,0 +1,160 @@
+/// @file
+/// What becomes of a decomposition: the terms that a state keeps, and what it loses.
+#pragma once
+
+#include <cmath>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../model/certificate.hpp"
+#include "../model/sink_state.hpp"
+#include "recompress.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+
+/// What a compaction, or an initialisation, did.
+struct CompactionReport {
+  Index rank_before = 0;  ///< terms of the body and buffered tokens that went in
+  Index rank_after = 0;   ///< terms kept; 0 when the body is dense
+  Index decomposed = 0;   ///< terms and tokens decomposed together; the others were frozen
+  Index tail = 0;         ///< frozen terms decomposed among themselves
+  Index projected = 0;    ///< directions of the subspace that a fixed rank was taken from; 0: exact
+  double dropped = 0;     ///< bound of the Frobenius norm of what was truncated
+  int sweeps = 0;         ///< of the Jacobi iteration
+  bool capped = false;    ///< the rank cap dropped terms that epsilon would have kept
+  bool dense = false;     ///< the body is dense now
+};
+
+namespace detail {
+
+/// Terms that no decomposition has touched: unit vectors, falling weights.
+template <class T>
+struct FrozenTerms {
+  MatrixView<T> keys;
+  MatrixView<T> values;
+  const T* weights = nullptr;
+
+  SINKSTATE_HOST_DEVICE Index count() const { return keys.rows; }
+};
+
+/// Empties the buffer behind a body and sink that are new.
+/// @param error  certificate of the new state
+template <class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void commit(const SinkStateView<Policy>& state, T error, T mass) {
+  state.buffer.certificates[0] = round_up(error);
+  state.buffer.masses[0] = round_up(mass);
+  *state.buffer.count = 0;
+}
+
+/// The epsilon of a decomposition of all terms; a fixed rank drops by number alone.
+template <class Policy>
+SINKSTATE_HOST_DEVICE double epsilon_of(const StateConfig& config) {
+  return Policy::Compaction::adaptive ? config.epsilon : 0.0;
+}
+
+/// Writes the strongest of new and frozen terms as the body, in falling order, as many as the
+/// reach `epsilon` times the strongest.
+/// @param sink      strength of the sink, to which epsilon is relative as well
+/// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
+///          terms are wanted and `may_refuse`
+template <class Team, class Policy, class Core, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
+                                          const Decomposition<T, Core>& terms,
+                                          const FrozenTerms<T>& frozen, double epsilon, T sink,
+                                          Index most, bool may_refuse, CompactionReport& report) {
+  const StateConfig& config = state.config;
+  report.sweeps = terms.sweeps;
+  T reference = terms.count > 0 ? terms.strength(0) : T(0);
+  if (!std::isfinite(reference)) return false;
+  if (sink > reference) reference = sink;
+  if (frozen.count() > 0 && frozen.weights[0] > reference) reference = frozen.weights[0];
+  T least = static_cast<T>(epsilon) * reference;
+  const Index wanted_new = terms.above(least);
+  if (least < smallest_kept<T>) least = smallest_kept<T>;
+  Index wanted_frozen = frozen.count();
+  while (wanted_frozen > 0 && !(frozen.weights[wanted_frozen - 1] >= least)) --wanted_frozen;
+  const Index wanted = wanted_new + wanted_frozen;
+  if (wanted > most && may_refuse) return false;
+
+  const Index rank = wanted < most ? wanted : most;
+  *state.factors.rank = static_cast<std::int32_t>(rank);
+  Index next = 0;    // of the new terms
+  Index thawed = 0;  // of the frozen ones
+  for (Index i = 0; i < rank; ++i) {
+    T* const key = state.factors.keys().row(i);
+    T* const value = state.factors.values().row(i);
+    const T strength = next < wanted_new ? terms.strength(next) : T(0);
+    if (thawed < wanted_frozen && frozen.weights[thawed] > strength) {
+      team.copy(config.d_k, frozen.keys.row(thawed), key);
+      team.copy(config.d_v, frozen.values.row(thawed), value);
+      state.factors.strengths[i] = frozen.weights[thawed++];
+    } else {
+      terms.form(team, next++, key, value);
+      state.factors.strengths[i] = strength;
+    }
+  }
+  state.record->dense = 0;
+
+  // Frozen terms are orthogonal to nothing: their norms add up. They were formed by decompositions
+  // that are forgotten, hence the largest count of sweeps.
+  double lost = 0;
+  for (Index i = thawed; i < frozen.count(); ++i) lost += static_cast<double>(frozen.weights[i]);
+  const Index largest = SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity();
+  const double frozen_roundoffs = tail_roundoffs(config.d_k, config.d_v, largest, most_sweeps);
+  const double new_roundoffs =
+      tail_roundoffs(config.d_k, config.d_v, terms.value_basis.rows, terms.sweeps);
+  report.rank_after = rank;
+  report.dropped =
+      static_cast<double>(terms.norm_from(next)) * (1.0 + unit_roundoff<T> * new_roundoffs) +
+      lost * (1.0 + unit_roundoff<T> * frozen_roundoffs);
+  report.capped = wanted > rank;
+  report.dense = false;
+  return true;
+}
+
+/// Writes a dense body. Rows that are about to become subnormal are dropped.
+/// @returns its Frobenius norm
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T keep_dense(Team& team, const SinkStateView<Policy>& state,
+                                   const MatrixView<T>& content, CompactionReport& report) {
+  T norm = T(0);
+  report.dropped = 0;
+  for (Index i = 0; i < content.rows; ++i) {
+    const T row = team.norm(content.cols, content.row(i));
+    if (row < smallest_kept<T>) {
+      team.fill(content.cols, T(0), content.row(i));
+      report.dropped += static_cast<double>(row);
+    } else {
+      norm = std::hypot(norm, row);
+    }
+    team.copy(content.cols, content.row(i), state.matrix.row(i));
+  }
+  if (state.record->dense == 0) state.record->dense_age = 0;
+  state.record->dense = 1;
+  *state.factors.rank = 0;
+  report.rank_after = 0;
+  report.dense = true;
+  return norm;
+}
+
+/// Drops a sink that is about to become subnormal.
+/// @returns the norm of what was dropped
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE T drop_faded_sink(Team& team, Index d_k, T* coefficients, T& strength) {
+  if (!(strength < smallest_kept<T>)) return T(0);
+  const T dropped = strength;
+  team.fill(d_k, T(0), coefficients);
+  strength = T(0);
+  return dropped;
+}
+
+/// What the terms of a body add to the mass.
+template <class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T strengths_sum(const SinkStateView<Policy>& state) {
+  T sum = T(0);
+  for (Index i = 0; i < state.rank(); ++i) sum += state.factors.strengths[i];
+  return sum;
+}
+
+}  // namespace detail
+SINKSTATE_NAMESPACE_END

@@ -1,0 +1,114 @@
+/// @file
+/// Which terms a compaction decomposes, and which stay frozen: docs/mathematics.md, section 4.
+#pragma once
+
+#include <type_traits>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/policy.hpp"
+#include "../model/certificate.hpp"
+#include "../model/sink_state.hpp"
+#include "keep.hpp"
+#include "recompress.hpp"
+#include "terms.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+/// Rounding errors of a compaction.
+template <class T>
+struct CompactionRounding {
+  double roundoffs = 0;  ///< in units of u m
+  T rotations = 0;       ///< a Frobenius norm
+};
+
+/// The strongest terms of the body that LocalSvd decomposes together with the buffer.
+template <class Policy>
+SINKSTATE_HOST_DEVICE Index usual_active(const StateConfig& config) {
+  // Per-channel decays turn the terms that are left out: docs/numerics.md, section 8.
+  const Index usual = Policy::Rule::decay == Decay::per_channel ? 16 : 8;
+  return config.active == 0 ? usual : config.active;
+}
+
+/// Terms of the body that the next compaction decomposes: all of them, or LocalSvd's active ones
+/// unless the rank has grown too far.
+template <class Policy>
+SINKSTATE_HOST_DEVICE Index active_terms(const SinkStateView<Policy>& state) {
+  Index active = state.rank();
+  if constexpr (std::is_same_v<typename Policy::Compaction, LocalSvd>) {
+    const StateConfig& config = state.config;
+    const double limit =
+        config.recompress_growth * static_cast<double>(state.record->settled_rank) +
+        static_cast<double>(config.recompress_slack);
+    const bool grown = config.recompress_growth > 0 && static_cast<double>(active) > limit;
+    const Index usual = usual_active<Policy>(config);
+    if (!grown && usual < active) active = usual;
+  }
+  return active;
+}
+
+/// Decomposes the active terms and the buffer, and merges the result with the frozen terms.
+/// @param terms  as `gather_terms` left them, with the same `active`; consumed
+/// @returns as `keep_strongest`, which may refuse if there are frozen terms that have not been
+///          decomposed yet or the body may become dense
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>& state,
+                                        CurrentTerms<Policy>& terms, Index active, T sink,
+                                        CompactionReport& report, CompactionRounding<T>& rounding) {
+  const StateConfig& config = state.config;
+  const Index frozen = state.rank() - active;
+  auto part = terms.list.from(frozen);
+  report.decomposed = part.count;
+  const auto decomposition = decompose(team, part);
+  const FrozenTerms<T> rest{terms.list.keys.middle_rows(0, frozen),
+                            terms.list.values.middle_rows(0, frozen), terms.list.weights};
+  const bool may_refuse = frozen > 0 || config.dense_fallback;
+  const double epsilon = frozen > 0 ? config.tail_share * config.epsilon : config.epsilon;
+  if (!keep_strongest(team, state, decomposition, rest, epsilon, sink, config.rank_capacity(),
+                      may_refuse, report)) {
+    return false;
+  }
+  auto& settled = state.record->settled_rank;
+  if (frozen == 0 || state.rank() < settled) settled = state.rank();
+  rounding.roundoffs += recompress_roundoffs(config.d_k, config.d_v, report.decomposed);
+  rounding.rotations += decomposition.rotation_error;
+  return true;
+}
+
+/// Decomposes the terms of a compacted body behind the active ones among themselves, which merges
+/// what has been added to the same directions at different times (paper 1, section 4.3).
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Policy>& state,
+                                           CurrentTerms<Policy>& terms, T sink,
+                                           CompactionReport& report,
+                                           CompactionRounding<T>& rounding) {
+  const StateConfig& config = state.config;
+  const Index active = usual_active<Policy>(config);
+  auto& list = terms.list;
+  list.count = state.rank();
+  if (list.count <= active + 1) return;
+  for (Index i = 0; i < list.count; ++i) {
+    team.copy(config.d_k, state.factors.keys().row(i), list.keys.row(i));
+    team.copy(config.d_v, state.factors.values().row(i), list.values.row(i));
+    list.weights[i] = state.factors.strengths[i];
+  }
+  auto part = list.from(active);
+  const Index tail = part.count;
+  const auto decomposition = decompose(team, part);
+  const FrozenTerms<T> rest{list.keys.middle_rows(0, active), list.values.middle_rows(0, active),
+                            list.weights};
+  CompactionReport done = report;
+  if (!keep_strongest(team, state, decomposition, rest, config.epsilon, sink,
+                      config.rank_capacity(), true, done)) {
+    return;  // a strength would overflow: the terms stay apart
+  }
+  report.tail = tail;
+  report.rank_after = done.rank_after;
+  report.dropped += done.dropped;
+  rounding.roundoffs += recompress_roundoffs(config.d_k, config.d_v, tail);
+  rounding.rotations += decomposition.rotation_error;
+}
+
+}  // namespace detail
+SINKSTATE_NAMESPACE_END
