@@ -4,10 +4,12 @@
 
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <memory>
 #include <sinkstate/sinkstate.hpp>
+#include <string>
 #include <vector>
 
 #include "oracles/dense_recurrence.hpp"
@@ -44,8 +46,8 @@ SinkState<Policy> state_of_rank(Index d_k, Index d_v, Index rank) {
   config.d_v = d_v;
   config.buffer = buffer;
   config.epsilon = 1e-2;
+  if (!Policy::Compaction::adaptive) config.rank_cap = rank;
   SinkState<Policy> state(config);
-  if (rank == 0) return state;
   HostTeam team(workspace_bytes<Policy>(config, ExactSvd{}));
   testing::Random random(testing::test_seed());
   const auto orthonormal = [&](Index length) {
@@ -146,9 +148,9 @@ void step_factored(benchmark::State& bench) {
   bench.counters["bytes/token"] = 4 * numbers;
 }
 
-template <class Rule>
-void compact_full_svd(benchmark::State& bench) {
-  using P = Policy<Rule>;
+template <class Rule, class Compaction>
+void compact_policy(benchmark::State& bench) {
+  using P = Policy<Rule, Host, Fp32, Compaction>;
   const SinkState<P> first = state_of_rank<P>(bench.range(0), bench.range(1), bench.range(2));
   SinkState<P> filled = first;
   const StateConfig config = filled.view().config;
@@ -184,7 +186,45 @@ void initialize_randomized(benchmark::State& bench) {
   }
 }
 
+/// 100,000 tokens with their compactions: the last quarter against the second.
+template <class Rule>
+void long_run(benchmark::State& bench) {
+  using P = Policy<Rule>;
+  constexpr int tokens = 100000;
+  constexpr int quarter = tokens / 4;
+  StateConfig config;
+  config.d_k = bench.range(0);
+  config.d_v = bench.range(1);
+  HostTeam team(workspace_bytes<P>(config));
+  const testing::Stream stream = stream_of<Rule>(config.d_k, config.d_v, tokens);
+  std::vector<float> output(static_cast<std::size_t>(config.d_v));
+  double seconds[4] = {};
+  for (auto _ : bench) {
+    SinkState<P> state(config);
+    for (int t = 0; t < tokens; ++t) {
+      const auto begin = std::chrono::steady_clock::now();
+      Status status =
+          step(team, state.view(), token_of(stream, t), stream.query_at(t), output.data());
+      if (state.view().due()) status = compact(team, state.view());
+      benchmark::DoNotOptimize(status);
+      seconds[t / quarter] +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }
+    bench.counters["rank"] = static_cast<double>(state.view().rank());
+  }
+  bench.counters["us/token"] = 1e6 * seconds[3] / quarter;
+  bench.counters["last/second"] = seconds[3] / seconds[1];
+}
+
 const std::vector<std::int64_t> ranks{4, 8, 16, 32, 48};
+
+template <class Rule, class Compaction>
+void add_compaction(const std::string& name, std::int64_t d_k, std::int64_t d_v) {
+  for (const std::int64_t rank : ranks) {
+    benchmark::RegisterBenchmark(("compact/" + name).c_str(), compact_policy<Rule, Compaction>)
+        ->Args({d_k, d_v, rank});
+  }
+}
 
 template <class Rule>
 void add_steps(const char* name, std::int64_t d_k, std::int64_t d_v) {
@@ -198,11 +238,12 @@ void add_steps(const char* name, std::int64_t d_k, std::int64_t d_v) {
           ->Args({d_k, d_v, memory, rank});
     }
   }
-  for (const std::int64_t rank : ranks) {
-    benchmark::RegisterBenchmark(("compact/" + std::string(name) + "/").c_str(),
-                                 compact_full_svd<Rule>)
-        ->Args({d_k, d_v, rank});
-  }
+  add_compaction<Rule, LocalSvd>(std::string(name) + "/local-svd/", d_k, d_v);
+  add_compaction<Rule, FullSvd>(std::string(name) + "/full-svd/", d_k, d_v);
+  add_compaction<Rule, FixedRank>(std::string(name) + "/fixed-rank/", d_k, d_v);
+  benchmark::RegisterBenchmark(("long-run/" + std::string(name)).c_str(), long_run<Rule>)
+      ->Args({d_k, d_v})
+      ->Iterations(1);
 }
 
 const bool registered = [] {

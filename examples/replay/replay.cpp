@@ -96,7 +96,7 @@ class HeadReplay {
     time_dense();
     result_.config = config_;
     result_.config.rank_cap = SinkStateView<Policy>::rank_capacity(config_);
-    result_.config.active = detail::usual_active<Policy>(config_);
+    result_.config.active = SinkStateView<Policy>::active(config_);
     return std::move(result_);
   }
 

@@ -17,7 +17,7 @@ TEMPLATE_TEST_CASE("B79: 10,000 compactions of near-parallel keys stay orthogona
   Random random(seed);
   StateConfig config = config_of(12, 10, 0, 2);
   config.dense_fallback = false;
-  TrackedState<Policy<TestType>> s(config);
+  TrackedState<Full32<TestType>> s(config);
   const auto base = unit(random, 12);
   const int compactions = 10000 * test_scale();
   double worst = 0;

@@ -18,6 +18,21 @@
 
 namespace sinkstate::testing {
 
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class Rule>
+using Full32 = Policy<Rule, Host, Fp32, FullSvd>;
+template <class Rule>
+using Full64 = Policy<Rule, Host, Fp64, FullSvd>;
+template <class Rule>
+using Local32 = Policy<Rule, Host, Fp32, LocalSvd>;
+template <class Rule>
+using Local64 = Policy<Rule, Host, Fp64, LocalSvd>;
+template <class Rule>
+using Fixed32 = Policy<Rule, Host, Fp32, FixedRank>;
+template <class Rule>
+using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered>;
+
 inline StateConfig config_of(Index d_k, Index d_v, double epsilon = 0, Index buffer = 8) {
   StateConfig config;
   config.d_k = d_k;
@@ -105,11 +120,12 @@ class TrackedState {
     return {output.begin(), output.end()};
   }
 
-  Matrix stored() {
+  Rows<T> stored_own() {
     Rows<T> dense(config.d_k, config.d_v);
     REQUIRE(materialize(team, view, view_of(dense), &certificate_) == Status::ok);
-    return dense.template cast<double>();
+    return dense;
   }
+  Matrix stored() { return stored_own().template cast<double>(); }
   Matrix wanted() const {
     return Eigen::Map<const Matrix>(exact.state().data(), config.d_k, config.d_v);
   }

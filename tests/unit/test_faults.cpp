@@ -16,15 +16,6 @@ using namespace sinkstate::testing;
 
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-template <class Rule>
-using F32 = Policy<Rule, Host, Fp32, FullSvd>;
-template <class Rule>
-using F64 = Policy<Rule, Host, Fp64, FullSvd>;
-template <class Rule>
-using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered>;
-
 template <class P>
 void feed(TrackedState<P>& s, Random& random, int tokens, const std::vector<double>& log_decay,
           double write_strength = 0.5) {
@@ -57,7 +48,7 @@ bool normal_or_zero(const TrackedState<P>& s) {
 // ---- Decays, gates, keys ---------------------------------------------------------------------
 
 TEMPLATE_TEST_CASE("B01, B05: log decays of -40 and -20 next to 0, buffer half full", "[faults]",
-                   F32<GatedDelta>, F32<KimiDelta>, F64<GatedDelta>, Dense32<GatedDelta>) {
+                   Full32<GatedDelta>, Full32<KimiDelta>, Full64<GatedDelta>, Dense32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -73,8 +64,8 @@ TEMPLATE_TEST_CASE("B01, B05: log decays of -40 and -20 next to 0, buffer half f
   }
 }
 
-TEMPLATE_TEST_CASE("B02: one channel decays by 6e-12 for 8 tokens", "[faults]", F32<KimiDelta>,
-                   F32<GatedLinearAttention>, Dense32<KimiDelta>) {
+TEMPLATE_TEST_CASE("B02: one channel decays by 6e-12 for 8 tokens", "[faults]", Full32<KimiDelta>,
+                   Full32<GatedLinearAttention>, Dense32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -88,8 +79,8 @@ TEMPLATE_TEST_CASE("B02: one channel decays by 6e-12 for 8 tokens", "[faults]", 
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("B04: 16 tokens of log decay -5.6", "[faults]", F32<GatedDelta>, F32<KimiDelta>,
-                   F32<Mamba2>) {
+TEMPLATE_TEST_CASE("B04: 16 tokens of log decay -5.6", "[faults]", Full32<GatedDelta>,
+                   Full32<KimiDelta>, Full32<Mamba2>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -102,7 +93,8 @@ TEMPLATE_TEST_CASE("B04: 16 tokens of log decay -5.6", "[faults]", F32<GatedDelt
 }
 
 TEMPLATE_TEST_CASE("B07: what is not a log decay is refused, at its borders too", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, F64<Mamba2>, Dense32<GatedDelta>) {
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Full64<Mamba2>,
+                   Dense32<GatedDelta>) {
   using T = typename TestType::Compute;
   TrackedState<TestType> s(config_of(8, 6));
   const auto give = [&](double log_decay) {
@@ -124,7 +116,7 @@ TEMPLATE_TEST_CASE("B07: what is not a log decay is refused, at its borders too"
 }
 
 TEST_CASE("B07: one bad channel among many is found", "[faults]") {
-  TrackedState<F32<KimiDelta>> s(config_of(37, 5));
+  TrackedState<Full32<KimiDelta>> s(config_of(37, 5));
   for (const std::size_t channel : {0U, 15U, 16U, 36U}) {
     std::vector<double> log_decay(37, -0.5);
     log_decay[channel] = 0.25;
@@ -135,8 +127,8 @@ TEST_CASE("B07: one bad channel among many is found", "[faults]") {
   CHECK(s.view.buffered() == 0);
 }
 
-TEMPLATE_TEST_CASE("B09: decay 1 throughout, and at every other token", "[faults]", F32<Mamba2>,
-                   F32<GatedDelta>, F32<KimiDelta>) {
+TEMPLATE_TEST_CASE("B09: decay 1 throughout, and at every other token", "[faults]", Full32<Mamba2>,
+                   Full32<GatedDelta>, Full32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -150,8 +142,8 @@ TEMPLATE_TEST_CASE("B09: decay 1 throughout, and at every other token", "[faults
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("B10: the first token of a buffer decays by exp(-1000)", "[faults]", F32<Mamba2>,
-                   F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
+TEMPLATE_TEST_CASE("B10: the first token of a buffer decays by exp(-1000)", "[faults]",
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Dense32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -169,7 +161,7 @@ TEMPLATE_TEST_CASE("B10: the first token of a buffer decays by exp(-1000)", "[fa
 }
 
 TEMPLATE_TEST_CASE("B13: a zero key is a pure decay, a NaN in a key is reported", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, Dense32<KimiDelta>) {
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Dense32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -186,7 +178,7 @@ TEMPLATE_TEST_CASE("B13: a zero key is a pure decay, a NaN in a key is reported"
 }
 
 TEMPLATE_TEST_CASE("B14: keys of norm 10 for 30 steps follow the growing recurrence", "[faults]",
-                   F64<GatedDelta>, F64<DeltaNet>, F64<KimiDelta>) {
+                   Full64<GatedDelta>, Full64<DeltaNet>, Full64<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -206,7 +198,7 @@ TEMPLATE_TEST_CASE("B14: keys of norm 10 for 30 steps follow the growing recurre
 }
 
 TEST_CASE("B14: growth past the range is reported, and the state stays as it was", "[faults]") {
-  TrackedState<F32<GatedDelta>> s(config_of(8, 6));
+  TrackedState<Full32<GatedDelta>> s(config_of(8, 6));
   Status status = Status::ok;
   for (int i = 0; i < 30 && status == Status::ok; ++i) {
     if (s.view.due()) s.compact();
@@ -217,8 +209,8 @@ TEST_CASE("B14: growth past the range is reported, and the state stays as it was
   CHECK(status == Status::overflow);
 }
 
-TEMPLATE_TEST_CASE("B15: small keys are used as they are", "[faults]", F64<GatedDelta>,
-                   F32<GatedDelta>, F32<KimiDelta>, F32<Mamba2>) {
+TEMPLATE_TEST_CASE("B15: small keys are used as they are", "[faults]", Full64<GatedDelta>,
+                   Full32<GatedDelta>, Full32<KimiDelta>, Full32<Mamba2>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   for (const double norm : {1e-2, 1e-3, 1e-4, 0.0}) {
@@ -237,8 +229,8 @@ TEMPLATE_TEST_CASE("B15: small keys are used as they are", "[faults]", F64<Gated
   }
 }
 
-TEMPLATE_TEST_CASE("B16: the decay comes before the correction", "[faults]", F32<GatedDelta>,
-                   F64<KimiDelta>, Dense32<GatedDelta>) {
+TEMPLATE_TEST_CASE("B16: the decay comes before the correction", "[faults]", Full32<GatedDelta>,
+                   Full64<KimiDelta>, Dense32<GatedDelta>) {
   TrackedState<TestType> s(config_of(4, 3));
   s.step(axis(4, 1), {4, 8, 16}, {0});
   const bool compacted = GENERATE(false, true);
@@ -254,7 +246,7 @@ TEMPLATE_TEST_CASE("B16: the decay comes before the correction", "[faults]", F32
 }
 
 TEMPLATE_TEST_CASE("B17, B29: tokens at once are bit-equal to tokens one by one", "[faults]",
-                   F32<GatedDelta>, F32<KimiDelta>, F32<Mamba2>, Dense32<GatedDelta>) {
+                   Full32<GatedDelta>, Full32<KimiDelta>, Full32<Mamba2>, Dense32<GatedDelta>) {
   using T = typename TestType::Compute;
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
@@ -289,7 +281,8 @@ TEMPLATE_TEST_CASE("B17, B29: tokens at once are bit-equal to tokens one by one"
 // ---- Layout, heads, boundaries, initial state ------------------------------------------------
 
 TEMPLATE_TEST_CASE("B21, B22: a rectangular state keeps rows for keys and columns for values",
-                   "[faults]", F32<Mamba2>, F32<KimiDelta>, F64<GatedDelta>, Dense32<Mamba2>) {
+                   "[faults]", Full32<Mamba2>, Full32<KimiDelta>, Full64<GatedDelta>,
+                   Dense32<Mamba2>) {
   using T = typename TestType::Compute;
   TrackedState<TestType> s(config_of(64, 128));
   Rows<T> dense = Rows<T>::Zero(64, 128);
@@ -317,7 +310,7 @@ TEST_CASE("B24, B25: each value head reads the keys of its key head, under both 
         CAPTURE(key_heads, h);
         const auto group =
             static_cast<std::size_t>(oracle::key_head(map, h, key_heads, value_heads));
-        TrackedState<F32<Mamba2>> s(config_of(16, 4));
+        TrackedState<Full32<Mamba2>> s(config_of(16, 4));
         s.step(keys[group], axis(4, 0, h + 1), {-0.1});
         for (std::size_t g = 0; g < keys.size(); ++g) {
           double overlap = 0;
@@ -330,7 +323,7 @@ TEST_CASE("B24, B25: each value head reads the keys of its key head, under both 
 }
 
 TEMPLATE_TEST_CASE("B26: a prompt of one token and the rest, from a given state", "[faults]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Dense32<GatedDelta>) {
   using T = typename TestType::Compute;
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
@@ -350,7 +343,7 @@ TEMPLATE_TEST_CASE("B26: a prompt of one token and the rest, from a given state"
 }
 
 TEMPLATE_TEST_CASE("B27: two sequences of 5 and 11 tokens share nothing", "[faults]",
-                   F32<GatedDelta>, F32<KimiDelta>) {
+                   Full32<GatedDelta>, Full32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -375,7 +368,7 @@ TEMPLATE_TEST_CASE("B27: two sequences of 5 and 11 tokens share nothing", "[faul
 }
 
 TEST_CASE("B30: a state knows how many tokens it has seen", "[faults]") {
-  TrackedState<F32<GatedDelta>> s(config_of(6, 5));
+  TrackedState<Full32<GatedDelta>> s(config_of(6, 5));
   Random random(test_seed());
   feed(s, random, 11, {-0.1});
   CHECK(s.view.record->tokens == 11);
@@ -386,14 +379,14 @@ TEST_CASE("B30: a state knows how many tokens it has seen", "[faults]") {
   s.compact();
   CHECK(s.view.record->tokens == 9);
   CHECK(s.view.record->compactions == 2);
-  SinkState<F32<GatedDelta>> snapshot = s.state;
+  SinkState<Full32<GatedDelta>> snapshot = s.state;
   feed(s, random, 1, {-0.1});
   CHECK(snapshot.view().record->tokens == 9);
   CHECK(s.view.record->tokens == 10);
 }
 
 TEMPLATE_TEST_CASE("B44: odd strides and addresses aligned to a number only", "[faults]",
-                   F32<KimiDelta>, F64<KimiDelta>, Dense32<KimiDelta>) {
+                   Full32<KimiDelta>, Full64<KimiDelta>, Dense32<KimiDelta>) {
   using T = typename TestType::Compute;
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
@@ -441,7 +434,7 @@ TEST_CASE("B69: a rank-1 state of 4 x 4 in float, and its transpose", "[faults]"
   config.dense_fallback = false;
   const std::vector<double> a{0.1, 0.7, -0.3, 0.9}, b{0.3, -0.2, 0.6, 0.1};
   for (const bool transposed : {false, true}) {
-    TrackedState<F32<Mamba2>> s(config);
+    TrackedState<Full32<Mamba2>> s(config);
     for (int i = 0; i < 4; ++i) s.step(transposed ? b : a, transposed ? a : b, {0});
     s.compact();
     CHECK(s.view.rank() == 1);
@@ -451,7 +444,7 @@ TEST_CASE("B69: a rank-1 state of 4 x 4 in float, and its transpose", "[faults]"
 }
 
 TEMPLATE_TEST_CASE("B72, B73: a dense matrix with one NaN or infinity is refused", "[faults]",
-                   F32<Mamba2>, F64<Mamba2>, Dense32<Mamba2>) {
+                   Full32<Mamba2>, Full64<Mamba2>, Dense32<Mamba2>) {
   using T = typename TestType::Compute;
   TrackedState<TestType> s(config_of(3, 3));
   s.step(axis(3, 0), axis(3, 1), {0});
@@ -468,7 +461,7 @@ TEMPLATE_TEST_CASE("B72, B73: a dense matrix with one NaN or infinity is refused
 }
 
 TEST_CASE("B75: a randomized block with more columns than the state has rank", "[faults]") {
-  TrackedState<F32<Mamba2>> s(config_of(32, 24));
+  TrackedState<Full32<Mamba2>> s(config_of(32, 24));
   Rows<float> dense = Rows<float>::Zero(32, 24);
   dense(3, 4) = 2;
   REQUIRE(initialize(s.team, s.view, view_of(dense)) == Status::ok);
@@ -477,8 +470,39 @@ TEST_CASE("B75: a randomized block with more columns than the state has rank", "
   CHECK(s.stored() == dense.cast<double>());
 }
 
+TEMPLATE_TEST_CASE("B76, B77: states of a batch share a team and nothing else", "[faults]",
+                   Local32<KimiDelta>, Full32<Mamba2>, Fixed32<GatedDelta>, Dense32<GatedDelta>) {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  StateConfig config = config_of(24, 20, 1e-2);
+  config.active = 3;
+  config.rank_cap = TestType::Compaction::adaptive ? 0 : 6;
+  using Tracked = TrackedState<TestType>;
+  Tracked alone(config), one(config), ill(config);
+  Random stream(seed);
+  auto bad = axis(20, 3);
+  bad[7] = std::numeric_limits<double>::quiet_NaN();
+  for (int i = 0; i < 40; ++i) {
+    const auto key = unit(stream, 24), value = unit(stream, 20);
+    for (Tracked* s : {&alone, &one, &ill}) {
+      HostTeam& team = s == &alone ? alone.team : one.team;
+      if (s->view.due()) REQUIRE(compact(team, s->view) == Status::ok);
+      const auto k = narrow<float>(key), v = narrow<float>(value);
+      const std::vector<float> g(24, -0.1f);
+      REQUIRE(advance(team, s->view, Token<float>{k.data(), v.data(), g.data(), 0.5f}) ==
+              Status::ok);
+    }
+    // A third state of the batch is given a token that is refused, between the two others.
+    if (ill.view.due()) continue;
+    CHECK(ill.try_advance(key, bad, {-0.1}) == Status::non_finite_input);
+  }
+  CHECK(bytes_of(config, one.view) == bytes_of(config, alone.view));
+  CHECK(bytes_of(config, ill.view) == bytes_of(config, alone.view));
+}
+
 TEMPLATE_TEST_CASE("B80: one token on a zero state, no rank to speak of, room for one term",
-                   "[faults]", F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>) {
+                   "[faults]", Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>,
+                   Local32<Mamba2>, Local32<KimiDelta>) {
   SECTION("the first token") {
     TrackedState<TestType> s(config_of(16, 12));
     s.step(axis(16, 3), axis(12, 4), {-1});
@@ -532,7 +556,7 @@ TEMPLATE_TEST_CASE("B80: one token on a zero state, no rank to speak of, room fo
 }
 
 TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "[faults]") {
-  TrackedState<F32<Mamba2>> s(config_of(16, 12, 0, 1));
+  TrackedState<Full32<Mamba2>> s(config_of(16, 12, 0, 1));
   s.step(axis(16, 2, 0.5), axis(12, 3, 3), {0});
   s.compact();
   CHECK(s.view.rank() == 1);
@@ -549,7 +573,7 @@ TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "
 
 TEST_CASE("B84: a new token stronger than the body goes to the front with its vectors",
           "[faults]") {
-  TrackedState<F32<Mamba2>> s(config_of(16, 12));
+  TrackedState<Full32<Mamba2>> s(config_of(16, 12));
   s.step(axis(16, 0), axis(12, 0, -1), {0});
   s.compact();
   s.step(axis(16, 1), axis(12, 1, 5), {0});
@@ -567,7 +591,8 @@ TEST_CASE("B84: a new token stronger than the body goes to the front with its ve
 }
 
 TEMPLATE_TEST_CASE("B87: a state that fades away ends at zero, without subnormal numbers",
-                   "[faults]", F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, Dense32<Mamba2>) {
+                   "[faults]", Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>,
+                   Dense32<Mamba2>, Local32<Mamba2>, Local32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -586,7 +611,7 @@ TEMPLATE_TEST_CASE("B87: a state that fades away ends at zero, without subnormal
 }
 
 TEMPLATE_TEST_CASE("a term decayed to the smallest numbers beside a fresh one", "[faults]",
-                   F32<Mamba2>, F32<KimiDelta>) {
+                   Full32<Mamba2>, Full32<KimiDelta>, Local32<Mamba2>, Local32<KimiDelta>) {
   // exp(-87) is a normal number, its product with the rest of a term need not be one.
   for (const double log_decay : {-60.0, -70.0, -80.0, -84.0, -86.0, -87.0}) {
     CAPTURE(log_decay);

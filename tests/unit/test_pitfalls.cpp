@@ -14,21 +14,8 @@
 using namespace sinkstate;
 using namespace sinkstate::testing;
 
-namespace {
-
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-template <class Rule>
-using F32 = Policy<Rule, Host, Fp32, FullSvd>;
-template <class Rule>
-using F64 = Policy<Rule, Host, Fp64, FullSvd>;
-template <class Rule>
-using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered>;
-
-}  // namespace
-
 TEMPLATE_TEST_CASE("pitfall 1: terms of the body that are not orthogonal are not trusted",
-                   "[pitfalls]", F32<Mamba2>, F64<Mamba2>) {
+                   "[pitfalls]", Full32<Mamba2>, Full64<Mamba2>) {
   TrackedState<TestType> s(config_of(12, 10));
   // A body as some other compaction may have left it, and one token.
   *s.view.factors.rank = 2;
@@ -50,8 +37,9 @@ TEMPLATE_TEST_CASE("pitfall 1: terms of the body that are not orthogonal are not
   CHECK(s.strength(2) == Catch::Approx(0.1).margin(1e-6));
 }
 
-TEMPLATE_TEST_CASE("pitfall 2: eight equal tokens", "[pitfalls]", F32<Mamba2>, F32<GatedDelta>,
-                   F32<KimiDelta>, F64<Mamba2>) {
+TEMPLATE_TEST_CASE("pitfall 2: eight equal tokens", "[pitfalls]", Full32<Mamba2>,
+                   Full32<GatedDelta>, Full32<KimiDelta>, Full64<Mamba2>, Local32<Mamba2>,
+                   Local32<KimiDelta>, Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -68,8 +56,9 @@ TEMPLATE_TEST_CASE("pitfall 2: eight equal tokens", "[pitfalls]", F32<Mamba2>, F
   }
 }
 
-TEMPLATE_TEST_CASE("pitfall 3: only one side is deficient", "[pitfalls]", F32<Mamba2>,
-                   F32<GatedDelta>, F32<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 3: only one side is deficient", "[pitfalls]", Full32<Mamba2>,
+                   Full32<GatedDelta>, Full32<KimiDelta>, Local32<Mamba2>, Local32<KimiDelta>,
+                   Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -89,7 +78,8 @@ TEMPLATE_TEST_CASE("pitfall 3: only one side is deficient", "[pitfalls]", F32<Ma
 }
 
 TEMPLATE_TEST_CASE("pitfall 4: a buffer inside the span, near-duplicates, zero tokens, weights",
-                   "[pitfalls]", F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>) {
+                   "[pitfalls]", Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>,
+                   Local32<Mamba2>, Local32<KimiDelta>, Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -140,8 +130,9 @@ TEMPLATE_TEST_CASE("pitfall 4: a buffer inside the span, near-duplicates, zero t
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("pitfall 5: an empty state has no columns to keep", "[pitfalls]", F32<Mamba2>,
-                   F32<GatedDelta>, F32<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 5: an empty state has no columns to keep", "[pitfalls]", Full32<Mamba2>,
+                   Full32<GatedDelta>, Full32<KimiDelta>, Local32<Mamba2>, Local32<KimiDelta>,
+                   Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -155,8 +146,9 @@ TEMPLATE_TEST_CASE("pitfall 5: an empty state has no columns to keep", "[pitfall
   }
 }
 
-TEMPLATE_TEST_CASE("pitfall 5: more terms than the state has dimensions", "[pitfalls]", F32<Mamba2>,
-                   F32<GatedDelta>, F64<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 5: more terms than the state has dimensions", "[pitfalls]",
+                   Full32<Mamba2>, Full32<GatedDelta>, Full64<KimiDelta>, Local32<GatedDelta>,
+                   Fixed32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -170,14 +162,17 @@ TEMPLATE_TEST_CASE("pitfall 5: more terms than the state has dimensions", "[pitf
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("pitfall 6: values of 1e-25 and 1e+25", "[pitfalls]", F32<Mamba2>,
-                   F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
+TEMPLATE_TEST_CASE("pitfall 6: values of 1e-25 and 1e+25", "[pitfalls]", Full32<Mamba2>,
+                   Full32<GatedDelta>, Full32<KimiDelta>, Dense32<GatedDelta>, Local32<Mamba2>,
+                   Local32<KimiDelta>, Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   for (const double scale : {1e-25, 1e+25}) {
     CAPTURE(scale);
     Random random(seed);
-    TrackedState<TestType> s(config_of(24, 20));
+    StateConfig config = config_of(24, 20);
+    config.rank_cap = 20;
+    TrackedState<TestType> s(config);
     for (int i = 0; i < 24; ++i) {
       auto value = unit(random, 20);
       for (double& element : value) element *= scale;
@@ -190,7 +185,7 @@ TEMPLATE_TEST_CASE("pitfall 6: values of 1e-25 and 1e+25", "[pitfalls]", F32<Mam
 }
 
 TEMPLATE_TEST_CASE("pitfall 7: decay 1 and random tokens do not let the rank grow", "[pitfalls]",
-                   F32<Mamba2>, F32<GatedDelta>) {
+                   Full32<Mamba2>, Full32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -237,7 +232,7 @@ TEMPLATE_TEST_CASE("pitfall 7: decay 1 and random tokens do not let the rank gro
 }
 
 TEMPLATE_TEST_CASE("pitfall 9: what is fed by less than epsilon a compaction is never learnt",
-                   "[pitfalls]", F32<Mamba2>, F64<Mamba2>) {
+                   "[pitfalls]", Full32<Mamba2>, Full64<Mamba2>) {
   // 8 tokens of weight w against a threshold of .01: .0088 is dropped every time, .0104 is kept.
   const auto learn = [](double weight) {
     TrackedState<TestType> s(config_of(12, 10, 1e-2));
@@ -253,8 +248,9 @@ TEMPLATE_TEST_CASE("pitfall 9: what is fed by less than epsilon a compaction is 
   CHECK(learn(0.0013) == Catch::Approx(1.04).epsilon(1e-5));
 }
 
-TEMPLATE_TEST_CASE("pitfall 11: log decay -inf on a channel", "[pitfalls]", F32<KimiDelta>,
-                   F64<KimiDelta>, F32<GatedLinearAttention>, Dense32<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 11: log decay -inf on a channel", "[pitfalls]", Full32<KimiDelta>,
+                   Full64<KimiDelta>, Full32<GatedLinearAttention>, Dense32<KimiDelta>,
+                   Local32<KimiDelta>, Fixed32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -274,8 +270,9 @@ TEMPLATE_TEST_CASE("pitfall 11: log decay -inf on a channel", "[pitfalls]", F32<
   s.check_exact();
 }
 
-TEMPLATE_TEST_CASE("pitfall 11: log decay -6 for 16 tokens", "[pitfalls]", F32<KimiDelta>,
-                   F32<GatedDelta>, F32<Mamba2>, Dense32<KimiDelta>) {
+TEMPLATE_TEST_CASE("pitfall 11: log decay -6 for 16 tokens", "[pitfalls]", Full32<KimiDelta>,
+                   Full32<GatedDelta>, Full32<Mamba2>, Dense32<KimiDelta>, Local32<Mamba2>,
+                   Local32<KimiDelta>, Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -293,7 +290,7 @@ TEMPLATE_TEST_CASE("pitfall 11: log decay -6 for 16 tokens", "[pitfalls]", F32<K
 }
 
 TEMPLATE_TEST_CASE("pitfall 11: per-channel decays leave stored strengths true", "[pitfalls]",
-                   F32<KimiDelta>, F32<GatedLinearAttention>) {
+                   Full32<KimiDelta>, Full32<GatedLinearAttention>, Local32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -315,7 +312,7 @@ TEMPLATE_TEST_CASE("pitfall 11: per-channel decays leave stored strengths true",
 }
 
 TEMPLATE_TEST_CASE("pitfall 14: terms of 3e-3 keep their vectors orthogonal", "[pitfalls]",
-                   F32<Mamba2>, F64<Mamba2>) {
+                   Full32<Mamba2>, Full64<Mamba2>, Local32<Mamba2>, Fixed32<Mamba2>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
@@ -328,7 +325,8 @@ TEMPLATE_TEST_CASE("pitfall 14: terms of 3e-3 keep their vectors orthogonal", "[
 }
 
 TEMPLATE_TEST_CASE("pitfall 15: a token with NaN or infinity leaves no trace", "[pitfalls]",
-                   F32<Mamba2>, F32<GatedDelta>, F32<KimiDelta>, Dense32<GatedDelta>) {
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Dense32<GatedDelta>,
+                   Local32<Mamba2>, Local32<KimiDelta>, Fixed32<GatedDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   const double bad = GENERATE(std::numeric_limits<double>::quiet_NaN(), infinity, -infinity);

@@ -18,7 +18,8 @@ using sinkstate::testing::require_ok;
 namespace {
 
 using Vector = std::vector<double>;
-using P = Policy<Mamba2, Host, Fp64, FullSvd, NoSink>;
+using Full = Policy<Mamba2, Host, Fp64, FullSvd, NoSink>;
+using Local = Policy<Mamba2, Host, Fp64, LocalSvd, NoSink>;
 
 // Half a unit of the last published digit, and as much for inputs that were rounded too.
 constexpr double two_decimals = 0.01;
@@ -58,10 +59,15 @@ StateConfig config_of(Index d) {
   config.buffer = 2;
   config.epsilon = 0.1;
   config.dense_fallback = false;
+  // The paper's update: one active term, the others frozen and cut at epsilon.
+  config.active = 1;
+  config.recompress_growth = 0;
+  config.tail_share = 1;
   return config;
 }
 
 // A state that starts from S = sum_i strength_i key_i value_i^T and takes the two tokens.
+template <class P>
 class Example {
  public:
   explicit Example(Index d)
@@ -161,10 +167,11 @@ TEST_CASE("worked example: singular values and first rows", "[worked_example]") 
   }
 }
 
-TEST_CASE("worked example: the survivors, frozen terms merged", "[worked_example]") {
+TEMPLATE_TEST_CASE("worked example: the survivors, frozen terms merged", "[worked_example]", Full,
+                   Local) {
   // The frozen vectors are not published. Two further channels stand for them: apart from the
   // active terms, they keep their strengths, 1.41 and .79, as in the paper.
-  Example example(6);
+  Example<TestType> example(6);
   example.add_term(8.0, padded(v0, 6), padded(u0, 6));
   example.add_term(1.95, {0, 0, 0, 0, 1, 0}, {0, 0, 0, 0, 1, 0});
   example.add_term(1.10, {0, 0, 0, 0, 0, 1}, {0, 0, 0, 0, 0, 1});
@@ -188,7 +195,7 @@ TEST_CASE("worked example: the survivors, frozen terms merged", "[worked_example
 TEST_CASE("worked example: outputs along u_0", "[worked_example]") {
   // The other terms of H_0 are orthogonal to u_0: along it the published outputs are those of a
   // state that starts from the first term alone.
-  Example example(4);
+  Example<Full> example(4);
   example.add_term(8.0, v0, u0);
   example.start();
   for (const PaperToken* token : {&the, &biggest}) {
@@ -199,7 +206,7 @@ TEST_CASE("worked example: outputs along u_0", "[worked_example]") {
 TEST_CASE("worked example: first components of the outputs", "[worked_example]") {
   // They depend on the first row of H_0 alone, which is published before the term of strength .06
   // was cut off; the outputs are those after.
-  Example example(4);
+  Example<Full> example(4);
   example.add_term(1, {1.18, .84, .81, .78}, {1, 0, 0, 0});
   example.start();
   for (const PaperToken* token : {&the, &biggest}) {

@@ -23,14 +23,6 @@ struct CompactionRounding {
   T rotations = 0;       ///< a Frobenius norm
 };
 
-/// The strongest terms of the body that LocalSvd decomposes together with the buffer.
-template <class Policy>
-SINKSTATE_HOST_DEVICE Index usual_active(const StateConfig& config) {
-  // Per-channel decays turn the terms that are left out: docs/numerics.md, section 8.
-  const Index usual = Policy::Rule::decay == Decay::per_channel ? 16 : 8;
-  return config.active == 0 ? usual : config.active;
-}
-
 /// Terms of the body that the next compaction decomposes: all of them, or LocalSvd's active ones
 /// unless the rank has grown too far.
 template <class Policy>
@@ -42,7 +34,7 @@ SINKSTATE_HOST_DEVICE Index active_terms(const SinkStateView<Policy>& state) {
         config.recompress_growth * static_cast<double>(state.record->settled_rank) +
         static_cast<double>(config.recompress_slack);
     const bool grown = config.recompress_growth > 0 && static_cast<double>(active) > limit;
-    const Index usual = usual_active<Policy>(config);
+    const Index usual = SinkStateView<Policy>::active(config);
     if (!grown && usual < active) active = usual;
   }
   return active;
@@ -84,7 +76,7 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
                                            CompactionReport& report,
                                            CompactionRounding<T>& rounding) {
   const StateConfig& config = state.config;
-  const Index active = usual_active<Policy>(config);
+  const Index active = SinkStateView<Policy>::active(config);
   auto& list = terms.list;
   list.count = state.rank();
   if (list.count <= active + 1) return;

@@ -91,6 +91,12 @@ struct SinkStateView {
       return 0;
     }
   }
+  /// The strongest terms of the body, which LocalSvd decomposes together with the buffer.
+  SINKSTATE_HOST_DEVICE static constexpr Index active(const StateConfig& config) {
+    // Per-channel decays turn the terms that are left out: docs/numerics.md, section 8.
+    const Index usual = Policy::Rule::decay == Decay::per_channel ? 16 : 8;
+    return config.active == 0 ? usual : config.active;
+  }
   /// Whether the body can take the dense form.
   SINKSTATE_HOST_DEVICE static constexpr bool may_be_dense(const StateConfig& config) {
     return !Policy::Compaction::low_rank || (Policy::Compaction::adaptive && config.dense_fallback);
