@@ -44,9 +44,9 @@ def main():
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             return json.load(open(report.name))["traces"][0]["per_head"]
 
-    print("| trace | head | FullSvd: %s | error | same epsilon: %s | error | recompressed | equal error: epsilon | %s |"
+    print("| trace | head | FullSvd: %s | error | same epsilon: %s | error | recompressed | equal error: epsilon | %s | compaction time |"
           % (("bytes", "bytes", "bytes") if arguments.fallback else ("rank", "rank", "rank")))
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for trace in arguments.traces:
         name = os.path.basename(trace).rsplit(".", 1)[0]
         for head, full in enumerate(heads(trace, "full-svd", 0)):
@@ -62,11 +62,12 @@ def main():
             equal = heads(trace, "local-svd", low)[head]
             missed = "" if error(low) <= full["output_error_rms"] else " (not reached)"
             shown = "%.2f" % full["ratio_mean"] if arguments.fallback else "%.1f" % full["rank_mean"]
-            print("| %s | %d | %s | %.2e | x %.2f | x %.2f | %.0f %% | %.2e | x %.2f%s |"
+            print("| %s | %d | %s | %.2e | x %.2f | x %.2f | %.0f %% | %.2e | x %.2f%s | x %.2f |"
                   % (name, head, shown, full["output_error_rms"], same[size] / full[size],
                      same["output_error_rms"] / full["output_error_rms"],
                      100 * same["recompressions"] / max(1, same["compactions"]),
-                     arguments.epsilon * 2 ** (low / STEPS), equal[size] / full[size], missed), flush=True)
+                     arguments.epsilon * 2 ** (low / STEPS), equal[size] / full[size], missed,
+                     equal["ns_per_token_compaction"] / full["ns_per_token_compaction"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@
 #include "../model/sink_state.hpp"
 #include "compress_dense.hpp"
 #include "keep.hpp"
-#include "local_svd.hpp"
 #include "randomized_svd.hpp"
 #include "recompress.hpp"
 #include "terms.hpp"

@@ -27,6 +27,13 @@ struct CompactionReport {
 
 namespace detail {
 
+/// Rounding errors of a compaction.
+template <class T>
+struct CompactionRounding {
+  double roundoffs = 0;  ///< in units of u m
+  T rotations = 0;       ///< a Frobenius norm
+};
+
 /// Terms that no decomposition has touched: unit vectors, falling weights.
 template <class T>
 struct FrozenTerms {
@@ -52,8 +59,8 @@ SINKSTATE_HOST_DEVICE double epsilon_of(const StateConfig& config) {
   return Policy::Compaction::adaptive ? config.epsilon : 0.0;
 }
 
-/// Writes the strongest of new and frozen terms as the body, in falling order, as many as the
-/// reach `epsilon` times the strongest.
+/// Writes the new and frozen terms that reach `epsilon` times the strongest as the body, in falling
+/// order, at most `most` of them.
 /// @param sink      strength of the sink, to which epsilon is relative as well
 /// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
 ///          terms are wanted and `may_refuse`

@@ -7,7 +7,6 @@
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
 #include "../core/policy.hpp"
-#include "../model/certificate.hpp"
 #include "../model/sink_state.hpp"
 #include "keep.hpp"
 #include "recompress.hpp"
@@ -15,13 +14,6 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
-
-/// Rounding errors of a compaction.
-template <class T>
-struct CompactionRounding {
-  double roundoffs = 0;  ///< in units of u m
-  T rotations = 0;       ///< a Frobenius norm
-};
 
 /// Terms of the body that the next compaction decomposes: all of them, or LocalSvd's active ones
 /// unless the rank has grown too far.
