@@ -20,18 +20,18 @@ namespace sinkstate::testing {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-template <class Rule>
-using Full32 = Policy<Rule, Host, Fp32, FullSvd>;
-template <class Rule>
-using Full64 = Policy<Rule, Host, Fp64, FullSvd>;
-template <class Rule>
-using Local32 = Policy<Rule, Host, Fp32, LocalSvd>;
-template <class Rule>
-using Local64 = Policy<Rule, Host, Fp64, LocalSvd>;
-template <class Rule>
-using Fixed32 = Policy<Rule, Host, Fp32, FixedRank>;
-template <class Rule>
-using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered>;
+template <class Rule, class Sink = NoSink>
+using Full32 = Policy<Rule, Host, Fp32, FullSvd, Sink>;
+template <class Rule, class Sink = NoSink>
+using Full64 = Policy<Rule, Host, Fp64, FullSvd, Sink>;
+template <class Rule, class Sink = NoSink>
+using Local32 = Policy<Rule, Host, Fp32, LocalSvd, Sink>;
+template <class Rule, class Sink = NoSink>
+using Local64 = Policy<Rule, Host, Fp64, LocalSvd, Sink>;
+template <class Rule, class Sink = NoSink>
+using Fixed32 = Policy<Rule, Host, Fp32, FixedRank, Sink>;
+template <class Rule, class Sink = NoSink>
+using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered, Sink>;
 
 inline StateConfig config_of(Index d_k, Index d_v, double epsilon = 0, Index buffer = 8) {
   StateConfig config;

@@ -512,7 +512,7 @@ TEMPLATE_TEST_CASE("B80: one token on a zero state, no rank to speak of, room fo
     s.check_exact();
   }
   SECTION("everything below the threshold of the sink") {
-    using S = Policy<typename TestType::Rule, Host, Fp32, FullSvd, MeanValueSink>;
+    using S = Full32<typename TestType::Rule, MeanValueSink>;
     TrackedState<S> s(config_of(16, 12, 0.1), axis(12, 0));
     auto value = axis(12, 0);
     value[1] = 0.05;

@@ -21,17 +21,11 @@ using namespace sinkstate::testing;
 namespace {
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
-template <class Rule, class Sink = NoSink>
-using F32 = Policy<Rule, Host, Fp32, FullSvd, Sink>;
-template <class Rule, class Sink = NoSink>
-using Dense32 = Policy<Rule, Host, Fp32, DenseBuffered, Sink>;
 
 static_assert(std::is_trivially_copyable_v<MatrixView<float>>);
 static_assert(std::is_trivially_copyable_v<LowRankFactorsView<float>>);
 static_assert(std::is_trivially_copyable_v<UpdateBufferView<float>>);
-static_assert(std::is_trivially_copyable_v<SinkStateView<F32<GatedDelta>>>);
+static_assert(std::is_trivially_copyable_v<SinkStateView<Full32<GatedDelta>>>);
 static_assert(std::is_trivially_copyable_v<Token<float>>);
 static_assert(std::is_trivially_copyable_v<Tokens<float>>);
 
@@ -144,10 +138,11 @@ TEST_CASE("config: the first unusable field is named, with the wanted and the gi
   for (const Case& c : cases) {
     StateConfig config = config_of(8, 6);
     c.spoil(config);
-    const std::string messages[] = {refusal([&] { (void)config.checked(); }),
-                                    refusal([&] { SinkState<F32<Mamba2>> state(config); }),
-                                    refusal([&] { (void)state_bytes<F32<Mamba2>>(config); }),
-                                    refusal([&] { (void)workspace_bytes<F32<Mamba2>>(config); })};
+    const std::string messages[] = {
+        refusal([&] { (void)config.checked(); }),
+        refusal([&] { SinkState<Full32<Mamba2>> state(config); }),
+        refusal([&] { (void)state_bytes<Full32<Mamba2>>(config); }),
+        refusal([&] { (void)workspace_bytes<Full32<Mamba2>>(config); })};
     for (const std::string& message : messages) {
       CAPTURE(message, c.field, c.wanted, c.given);
       CHECK(contains(message, c.field));
@@ -174,7 +169,7 @@ TEST_CASE("view: a sink direction is of a size that its coefficients can make up
 }
 
 TEST_CASE("shapes that disagree are refused, and nothing happens", "[shapes]") {
-  using P = F32<GatedDelta>;
+  using P = Full32<GatedDelta>;
   const StateConfig config = config_of(4, 3);
   SinkState<P> state(config);
   HostTeam team(workspace_bytes<P>(config));
@@ -207,7 +202,7 @@ TEST_CASE("shapes that disagree are refused, and nothing happens", "[shapes]") {
 }
 
 TEST_CASE("dense fallback: a state of capacity one comes back", "[dense]") {
-  using P = F32<Mamba2>;
+  using P = Full32<Mamba2>;
   StateConfig config = config_of(8, 8);
   config.rank_cap = 1;
   config.dense_retry = 2;
@@ -278,7 +273,7 @@ TEST_CASE("parts: owners start empty and are copied by value", "[parts]") {
 }
 
 TEST_CASE("view: memory of the caller is checked", "[view]") {
-  using P = F32<GatedDelta>;
+  using P = Full32<GatedDelta>;
   const StateConfig config = config_of(8, 6);
   const std::size_t size = state_bytes<P>(config);
   AlignedBytes bytes(size + 64);
@@ -297,7 +292,7 @@ TEST_CASE("view: memory of the caller is checked", "[view]") {
 }
 
 TEST_CASE("view: it does not read what the memory held before", "[view]") {
-  using P = F32<KimiDelta, MeanValueSink>;
+  using P = Full32<KimiDelta, MeanValueSink>;
   const StateConfig config = config_of(8, 6);
   const std::size_t size = state_bytes<P>(config);
   AlignedBytes bytes(size);
@@ -324,14 +319,14 @@ TEST_CASE("view: it does not read what the memory held before", "[view]") {
 TEST_CASE("view: the sink direction fits the policy", "[view]") {
   const StateConfig config = config_of(8, 3);
   const std::vector<float> direction(3, 1.0F);
-  const std::string missing = refusal([&] { SinkState<F32<Mamba2, MeanValueSink>> s(config); });
+  const std::string missing = refusal([&] { SinkState<Full32<Mamba2, MeanValueSink>> s(config); });
   CHECK(contains(missing, "sink direction"));
   CHECK(contains(missing, "null"));
-  CHECK(contains(refusal([&] { SinkState<F32<Mamba2>> s(config, direction.data()); }), "none"));
+  CHECK(contains(refusal([&] { SinkState<Full32<Mamba2>> s(config, direction.data()); }), "none"));
   for (const double bad : {not_a_number, infinity, -infinity}) {
     const std::vector<float> spoilt{1.0F, 1.0F, static_cast<float>(bad)};
     const std::string message =
-        refusal([&] { SinkState<F32<Mamba2, MeanValueSink>> s(config, spoilt.data()); });
+        refusal([&] { SinkState<Full32<Mamba2, MeanValueSink>> s(config, spoilt.data()); });
     CHECK(contains(message, "finite"));
     CHECK(contains(message, "at 2"));
   }
@@ -350,11 +345,12 @@ TEST_CASE("bytes: by hand", "[bytes]") {
     CHECK(bytes.bookkeeping == 2 * 7 * 4 + 32 + 8);  // per-token bounds, record, two counters
     CHECK(bytes.total() == body + sink + 120 + 72 + log_decays + 96);
   };
-  check(SinkStateView<F32<LinearAttention>>::bytes_at(config, 2, false), 2 * 9 * 4, 0, 0);
-  check(SinkStateView<F32<DeltaNet>>::bytes_at(config, 0, false), 0, 0, 0);
-  check(SinkStateView<F32<Mamba2>>::bytes_at(config, 0, true), 60, 0, 6 * 4);
-  check(SinkStateView<F32<GatedDelta, MeanValueSink>>::bytes_at(config, 1, false), 36, 20, 6 * 4);
-  check(SinkStateView<F32<KimiDelta>>::bytes_at(config, 1, false), 36, 0, 6 * 5 * 4);
+  check(SinkStateView<Full32<LinearAttention>>::bytes_at(config, 2, false), 2 * 9 * 4, 0, 0);
+  check(SinkStateView<Full32<DeltaNet>>::bytes_at(config, 0, false), 0, 0, 0);
+  check(SinkStateView<Full32<Mamba2>>::bytes_at(config, 0, true), 60, 0, 6 * 4);
+  check(SinkStateView<Full32<GatedDelta, MeanValueSink>>::bytes_at(config, 1, false), 36, 20,
+        6 * 4);
+  check(SinkStateView<Full32<KimiDelta>>::bytes_at(config, 1, false), 36, 0, 6 * 5 * 4);
   check(SinkStateView<Dense32<GatedLinearAttention>>::bytes_at(config, 0, true), 60, 0, 120);
   using Wide = SinkStateView<Policy<Mamba2, Host, Fp64>>;
   CHECK(Wide::bytes_at(config, 2, false).body == 2 * 9 * 8);
@@ -362,7 +358,7 @@ TEST_CASE("bytes: by hand", "[bytes]") {
 }
 
 TEST_CASE("bytes: a state reports its present rank and form", "[bytes]") {
-  TrackedState<F32<Mamba2>> s(config_of(16, 16));
+  TrackedState<Full32<Mamba2>> s(config_of(16, 16));
   Random random(test_seed());
   CHECK(s.view.bytes().body == 0);
   feed(s, random, 3);
@@ -387,7 +383,7 @@ TEST_CASE("status: each has a line of its own", "[status]") {
 }
 
 TEMPLATE_TEST_CASE("workspace: too little is said, and nothing is touched", "[status]",
-                   (F32<GatedDelta>), (F32<KimiDelta, MeanValueSink>), (Dense32<Mamba2>)) {
+                   (Full32<GatedDelta>), (Full32<KimiDelta, MeanValueSink>), (Dense32<Mamba2>)) {
   const StateConfig config = config_of(12, 10);
   const std::vector<float> direction(10, 0.5F);
   SinkState<TestType> state(config, TestType::Sink::present ? direction.data() : nullptr);
@@ -451,7 +447,7 @@ TEMPLATE_TEST_CASE("workspace: too little is said, and nothing is touched", "[st
 }
 
 TEMPLATE_TEST_CASE("buffer: full is said, drafts have room beyond the period", "[status]",
-                   (F32<GatedDelta>), (Dense32<KimiDelta>)) {
+                   (Full32<GatedDelta>), (Dense32<KimiDelta>)) {
   StateConfig config = config_of(8, 6, 0, 4);
   config.draft = 2;
   TrackedState<TestType> s(config);
@@ -473,8 +469,8 @@ TEMPLATE_TEST_CASE("buffer: full is said, drafts have room beyond the period", "
   CHECK(bytes_of(config, s.view) == rolled);
 }
 
-TEMPLATE_TEST_CASE("rollback: from 0 to what is buffered", "[status]", (F32<GatedDelta>),
-                   (F32<KimiDelta>), (Dense32<Mamba2>)) {
+TEMPLATE_TEST_CASE("rollback: from 0 to what is buffered", "[status]", (Full32<GatedDelta>),
+                   (Full32<KimiDelta>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(8, 6));
   Random random(test_seed());
   feed(s, random, 11);  // one compaction
@@ -495,7 +491,7 @@ TEMPLATE_TEST_CASE("rollback: from 0 to what is buffered", "[status]", (F32<Gate
 }
 
 TEMPLATE_TEST_CASE("tokens at once: a bad one in the middle, and none is applied", "[status]",
-                   (F32<GatedDelta>), (F32<KimiDelta>), (Dense32<Mamba2>)) {
+                   (Full32<GatedDelta>), (Full32<KimiDelta>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(8, 6));
   Random random(test_seed());
   feed(s, random, 3);
@@ -524,7 +520,7 @@ TEMPLATE_TEST_CASE("tokens at once: a bad one in the middle, and none is applied
 }
 
 TEMPLATE_TEST_CASE("tokens at once: an overflow in the middle, and none is applied", "[status]",
-                   (F32<GatedDelta>), (F32<KimiDelta>), (Dense32<DeltaNet>)) {
+                   (Full32<GatedDelta>), (Full32<KimiDelta>), (Dense32<DeltaNet>)) {
   TrackedState<TestType> s(config_of(8, 6));
   Random random(test_seed());
   feed(s, random, 3);
@@ -541,8 +537,8 @@ TEMPLATE_TEST_CASE("tokens at once: an overflow in the middle, and none is appli
   CHECK((chunk.outputs.bottomRows(2).array() == -99.0F).all());
 }
 
-TEMPLATE_TEST_CASE("overflow: one step leaves every byte as it was", "[status]", (F32<Mamba2>),
-                   (F32<GatedDelta>), (Dense32<KimiDelta>)) {
+TEMPLATE_TEST_CASE("overflow: one step leaves every byte as it was", "[status]", (Full32<Mamba2>),
+                   (Full32<GatedDelta>), (Dense32<KimiDelta>)) {
   TrackedState<TestType> s(config_of(8, 6));
   Random random(test_seed());
   feed(s, random, 11);
@@ -561,7 +557,7 @@ TEMPLATE_TEST_CASE("overflow: one step leaves every byte as it was", "[status]",
   CHECK(output == std::vector<float>(6, -99.0F));
 }
 
-TEMPLATE_TEST_CASE("read_out: a bad query is said", "[status]", (F32<GatedDelta>),
+TEMPLATE_TEST_CASE("read_out: a bad query is said", "[status]", (Full32<GatedDelta>),
                    (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(8, 6));
   std::vector<float> query(8, 1.0F), output(6, -99.0F);
@@ -570,8 +566,8 @@ TEMPLATE_TEST_CASE("read_out: a bad query is said", "[status]", (F32<GatedDelta>
   CHECK(output == std::vector<float>(6, -99.0F));
 }
 
-TEMPLATE_TEST_CASE("step: the output may be any of the inputs", "[alias]", (F32<KimiDelta>),
-                   (F32<GatedLinearAttention>), (Dense32<KimiDelta>)) {
+TEMPLATE_TEST_CASE("step: the output may be any of the inputs", "[alias]", (Full32<KimiDelta>),
+                   (Full32<GatedLinearAttention>), (Dense32<KimiDelta>)) {
   Random random(test_seed());
   TrackedState<TestType> plain(config_of(20, 20));
   feed(plain, random, 11);
@@ -601,7 +597,7 @@ TEMPLATE_TEST_CASE("step: the output may be any of the inputs", "[alias]", (F32<
 // ---- Initialisation --------------------------------------------------------------------------
 
 TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", "[initialize]",
-                   (F32<GatedDelta>), (Dense32<Mamba2>)) {
+                   (Full32<GatedDelta>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(8, 6));
   Random random(test_seed());
   feed(s, random, 11);
@@ -631,7 +627,7 @@ TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", 
 }
 
 TEMPLATE_TEST_CASE("initialize: it starts anew and carries the certificate", "[initialize]",
-                   (F32<GatedDelta>), (Dense32<Mamba2>)) {
+                   (Full32<GatedDelta>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(24, 20));
   Random random(test_seed());
   feed(s, random, 11);
@@ -646,7 +642,7 @@ TEMPLATE_TEST_CASE("initialize: it starts anew and carries the certificate", "[i
 }
 
 TEMPLATE_TEST_CASE("initialize: a norm beyond the type's range is said, not stored", "[initialize]",
-                   (F32<Mamba2>), (Dense32<Mamba2>)) {
+                   (Full32<Mamba2>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(8, 8));
   s.step(axis(8, 0), axis(8, 0));
   const auto before = bytes_of(s.config, s.view);
@@ -665,7 +661,7 @@ TEMPLATE_TEST_CASE("initialize: a norm beyond the type's range is said, not stor
 
 // ---- Compaction ------------------------------------------------------------------------------
 
-TEMPLATE_TEST_CASE("compact: an empty buffer changes nothing", "[compact]", (F32<GatedDelta>),
+TEMPLATE_TEST_CASE("compact: an empty buffer changes nothing", "[compact]", (Full32<GatedDelta>),
                    (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(12, 10));
   Random random(test_seed());
@@ -682,7 +678,7 @@ TEMPLATE_TEST_CASE("compact: an empty buffer changes nothing", "[compact]", (F32
 }
 
 TEST_CASE("compact: the report", "[compact]") {
-  TrackedState<F32<Mamba2>> s(config_of(12, 10, 0.1));
+  TrackedState<Full32<Mamba2>> s(config_of(12, 10, 0.1));
   s.step(axis(12, 0), axis(10, 0));
   s.compact();
   s.step(axis(12, 1), axis(10, 1), {0}, 0.5);
@@ -700,7 +696,7 @@ TEST_CASE("compact: the report", "[compact]") {
 TEST_CASE("compact: epsilon is relative to the sink when that is stronger", "[compact]") {
   // Content of .05 beside a sink of 10: below 1 % of it. Beside one of 1 it stays.
   const auto rank_beside = [](double sink) {
-    TrackedState<F32<Mamba2, MeanValueSink>> s(config_of(12, 10, 1e-2), axis(10, 0, 0.5));
+    TrackedState<Full32<Mamba2, MeanValueSink>> s(config_of(12, 10, 1e-2), axis(10, 0, 0.5));
     s.step(axis(12, 0), axis(10, 0, sink));
     s.step(axis(12, 1), axis(10, 1, 0.05));
     const CompactionReport report = s.compact();
@@ -718,8 +714,8 @@ TEMPLATE_TEST_CASE("sink: a zero direction is no sink, to the bit", "[compact]",
   INFO(seed_note(seed));
   Random random(seed);
   const StateConfig config = config_of(12, 10, 1e-2);
-  TrackedState<F32<TestType>> without(config);
-  TrackedState<F32<TestType, MeanValueSink>> with(config, std::vector<double>(10, 0.0));
+  TrackedState<Full32<TestType>> without(config);
+  TrackedState<Full32<TestType, MeanValueSink>> with(config, std::vector<double>(10, 0.0));
   for (int i = 0; i < 40; ++i) {
     const auto key = unit(random, 12), value = unit(random, 10), query = unit(random, 12);
     without.step(key, value, {-0.1}, 0.5);
@@ -731,7 +727,7 @@ TEMPLATE_TEST_CASE("sink: a zero direction is no sink, to the bit", "[compact]",
 }
 
 TEMPLATE_TEST_CASE("dense fallback: there, and back when the state is small again", "[compact]",
-                   (F32<Mamba2>), (F32<GatedDelta>), (F32<KimiDelta, MeanValueSink>)) {
+                   (Full32<Mamba2>), (Full32<GatedDelta>), (Full32<KimiDelta, MeanValueSink>)) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
