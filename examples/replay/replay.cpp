@@ -105,16 +105,7 @@ class HeadReplay {
     StateConfig config;
     config.d_k = trace_.d_k;
     config.d_v = trace_.d_v;
-    config.buffer = options_.buffer;
-    config.epsilon = options_.epsilon;
-    config.rank_cap = options_.rank_cap;
-    config.active = options_.active;
-    config.recompress_growth = options_.recompress_growth;
-    config.recompress_slack = options_.recompress_slack;
-    config.tail_share = options_.tail_share;
-    config.tail_period = options_.tail_period;
-    config.dense_fallback = options_.dense_fallback;
-    config.seed = options_.seed;
+    apply(options_, config);
     return config;
   }
 
@@ -422,6 +413,19 @@ ReplayFigures combine(const std::vector<HeadResult>& heads) {
 }
 
 }  // namespace
+
+void apply(const ReplayOptions& options, StateConfig& config) {
+  config.buffer = options.buffer;
+  config.epsilon = options.epsilon;
+  config.rank_cap = options.rank_cap;
+  config.active = options.active;
+  config.recompress_growth = options.recompress_growth;
+  config.recompress_slack = options.recompress_slack;
+  config.tail_share = options.tail_share;
+  config.tail_period = options.tail_period;
+  config.dense_fallback = options.dense_fallback;
+  config.seed = options.seed;
+}
 
 void check_options(const std::string& name, const Trace& trace, const ReplayOptions& options) {
   if (options.prefill >= trace.tokens) {

@@ -83,6 +83,9 @@ struct ReplayOutputs {
   std::vector<float> state;   // [value_heads, d_k, d_v], dense, after the last token
 };
 
+/// The part of a configuration that options decide.
+void apply(const ReplayOptions& options, StateConfig& config);
+
 /// Refuses options that do not fit a trace.
 /// @throws ToolError
 void check_options(const std::string& name, const Trace& trace, const ReplayOptions& options);

@@ -19,6 +19,7 @@
 #include "replay/report.hpp"
 #include "replay/trace.hpp"
 #include "support/catch.hpp"
+#include "support/sanitized.hpp"
 #include "support/streams.hpp"
 
 using namespace sinkstate::tools;
@@ -27,21 +28,9 @@ namespace testing = sinkstate::testing;
 using Json = nlohmann::json;
 
 // AddressSanitizer is here for addresses, not for figures, and slow: the first tokens will do.
-#if defined(__SANITIZE_ADDRESS__)
-#define SINKSTATE_TEST_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SINKSTATE_TEST_SANITIZED
-#endif
-#endif
-
 namespace {
 
-#ifdef SINKSTATE_TEST_SANITIZED
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
+using sinkstate::testing::sanitized;
 
 constexpr Rule all_rules[] = {Rule::mamba2, Rule::gated_delta, Rule::kimi_delta};
 constexpr Compaction all_compactions[] = {Compaction::local_svd, Compaction::full_svd,

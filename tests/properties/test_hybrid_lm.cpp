@@ -1,0 +1,286 @@
+// The language model of the example: against the reference's numbers, dense against factored, and
+// what it refuses.
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "hybrid_lm/evaluate.hpp"
+#include "hybrid_lm/model.hpp"
+#include "hybrid_lm/sampling.hpp"
+#include "support/catch.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace sinkstate;
+using namespace sinkstate::hybrid_lm;
+using sinkstate::testing::TemporaryDirectory;
+using tools::Compaction;
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const fs::path folder = SINKSTATE_HYBRID_LM_MODEL;
+
+const Model& model() {
+  static const Model loaded = load_model(folder);
+  return loaded;
+}
+
+std::string contents(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+Policies all(const tools::ReplayOptions& options) { return {options, options, options}; }
+
+Evaluation evaluate_text(std::ptrdiff_t prefill, std::ptrdiff_t bytes, const Policies& policies) {
+  static const std::string text = contents(folder / "text.txt");
+  REQUIRE(text.size() >= 8192);
+  return evaluate(model(), text, prefill, bytes, policies, [](std::ptrdiff_t) {});
+}
+
+template <class Action>
+std::string refusal(const Action& action) {
+  try {
+    action();
+  } catch (const tools::ToolError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("hybrid_lm: what the reference computed") {
+  const GoldenCheck check = check_golden(model(), folder / "golden.safetensors");
+  CHECK(check.bytes == 768);
+  CHECK(check.logits <= 1e-3);
+  CHECK(check.states <= 1e-5);
+  CHECK(check.sequences <= 1e-4);
+  CHECK(check.logits > 0);  // it compared something
+  CHECK(check.states > 0);
+  CHECK(check.sequences > 0);
+}
+
+TEST_CASE("hybrid_lm: with nothing truncated, factored logits are the dense ones") {
+  for (const Compaction compaction : {Compaction::local_svd, Compaction::full_svd,
+                                      Compaction::fixed_rank, Compaction::dense_buffered}) {
+    for (const bool sink : {false, true}) {
+      tools::ReplayOptions options;
+      options.compaction = compaction;
+      options.epsilon = 0;
+      options.sink = sink;
+      options.rank_cap = compaction == Compaction::fixed_rank ? 128 : 0;
+      const bool slow = compaction == Compaction::fixed_rank;
+      INFO(tools::to_string(compaction) << (sink ? ", sink" : ""));
+      const Evaluation result = evaluate_text(40, slow ? 40 : 256, all(options));
+      CHECK(result.logit_error <= 1e-3);
+      CHECK(result.kl_worst <= 1e-6);
+      CHECK(result.top1_agreement == 1);
+    }
+  }
+}
+
+TEST_CASE("hybrid_lm: three policies, truncated") {
+  const std::ptrdiff_t bytes = 400;
+  tools::ReplayOptions local, fixed;
+  local.epsilon = 3e-2;
+  fixed.compaction = Compaction::fixed_rank;
+  Policies mixed = all(local);
+  mixed.kimi_delta = fixed;
+  for (const Policies& policies : {all(local), all(fixed), mixed}) {
+    const Evaluation result = evaluate_text(100, bytes, policies);
+    CHECK(result.bytes == bytes);
+    CHECK(result.kl_mean > 0);
+    CHECK(result.kl_mean < 0.05);
+    CHECK(result.kl_worst >= result.kl_mean);
+    CHECK(result.kl_per_1024.size() == 1);
+    CHECK(result.kl_per_1024[0] == Catch::Approx(result.kl_mean).epsilon(1e-9));
+    CHECK(std::abs(result.bits_per_byte - result.bits_per_byte_dense) < 0.05);
+    CHECK(result.bits_per_byte_dense < 1.5);  // the model knows its own writing
+    CHECK(result.top1_agreement > 0.8);
+    CHECK(result.state_ratio_mean < 0.9);
+    CHECK(result.state_ratio_peak >= result.state_ratio_mean);
+    REQUIRE(result.layers.size() == 6);
+    for (const LayerFigures& layer : result.layers) {
+      for (const double rank : layer.dense.rank_mean) CHECK(rank >= 80);
+      for (const double rank : layer.factored.rank_mean) CHECK(rank > 0);
+    }
+  }
+}
+
+TEST_CASE("hybrid_lm: from the first byte on, without a prefill") {
+  const Evaluation result = evaluate_text(0, 24, all({}));
+  CHECK(result.kl_worst < 0.05);
+  CHECK(result.state_ratio_mean < 1);
+}
+
+TEST_CASE("hybrid_lm: a decoder is a function of the text, to the bit") {
+  Decoder one(model()), other(model());
+  for (const char c : std::string("The same words")) {
+    const Vector logits = one.read(static_cast<std::uint8_t>(c));
+    CHECK(logits == other.read(static_cast<std::uint8_t>(c)));
+  }
+  Decoder copy(one);
+  CHECK(copy.read('.') == one.read('.'));
+}
+
+TEST_CASE("hybrid_lm: sampling") {
+  Vector logits = Vector::Constant(256, -20);
+  logits['a'] = 1;
+  logits['b'] = 0.9f;
+  logits['c'] = 0;
+  SamplingOptions options;
+  SECTION("temperature 0 takes the likeliest") {
+    options.temperature = 0;
+    Sampler sample(options);
+    for (int i = 0; i < 20; ++i) CHECK(sample(logits) == 'a');
+  }
+  SECTION("a small top-p too") {
+    options.top_p = 0.1;
+    Sampler sample(options);
+    for (int i = 0; i < 20; ++i) CHECK(sample(logits) == 'a');
+  }
+  SECTION("otherwise by probability, the same for a seed") {
+    options.temperature = 1;
+    options.top_p = 1;
+    Sampler sample(options), again(options);
+    int counts[256] = {};
+    for (int i = 0; i < 20000; ++i) {
+      const std::uint8_t byte = sample(logits);
+      CHECK(byte == again(logits));
+      ++counts[byte];
+    }
+    const double all_three = std::exp(1.0) + std::exp(0.9) + 1;
+    CHECK(counts['a'] / 20000.0 == Catch::Approx(std::exp(1.0) / all_three).margin(0.02));
+    CHECK(counts['c'] / 20000.0 == Catch::Approx(1 / all_three).margin(0.02));
+    options.seed = 2;
+    Sampler third(options);
+    std::string first_bytes, third_bytes;
+    Sampler fresh({1, 1, 1});
+    for (int i = 0; i < 50; ++i) {
+      first_bytes += static_cast<char>(fresh(logits));
+      third_bytes += static_cast<char>(third(logits));
+    }
+    CHECK(first_bytes != third_bytes);
+  }
+  SECTION("top-p leaves the tail out") {
+    options.temperature = 1;
+    options.top_p = 0.7;
+    Sampler sample(options);
+    std::set<int> seen;
+    for (int i = 0; i < 500; ++i) seen.insert(sample(logits));
+    CHECK(seen == std::set<int>{'a', 'b'});
+  }
+}
+
+TEST_CASE("hybrid_lm: files that are not the model's are refused") {
+  const TemporaryDirectory directory;
+  const fs::path config = directory / "config.json", weights = directory / "model.safetensors";
+  const std::string good = contents(folder / "config.json");
+  const auto load = [&] { return refusal([&] { (void)load_model(directory / "."); }); };
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const std::size_t place = text.find(from);
+    REQUIRE(place != std::string::npos);
+    write(config, text.replace(place, from.size(), to));
+    return load();
+  };
+  CHECK(contains(load(), "config.json: cannot be read"));
+  write(config, "");
+  CHECK(contains(load(), "config.json: wanted a JSON object"));
+  write(config, "{}");
+  CHECK(contains(load(), "/mlp/kind: wanted, not there"));
+  CHECK(contains(with("\"swiglu\"", "\"relu\""), "/mlp/kind: wanted \"swiglu\", given "));
+  CHECK(contains(with("\"gdn\", \"kda\"", "\"gdn\", \"rwkv\""), "layer_kinds: wanted gdn, kda"));
+  CHECK(contains(with("\"d_model\": 256", "\"d_model\": 0"), "/d_model: wanted a number in"));
+  CHECK(contains(with("\"k_heads\": 2", "\"k_heads\": 3"), "gdn: wanted value heads"));
+  write(config, good);
+  CHECK(contains(load(), "model.safetensors: "));
+  write(weights, contents(folder / "model.safetensors").substr(0, 100000));
+  CHECK(contains(load(), "model.safetensors: "));
+  fs::remove(weights);
+  fs::create_symlink(fs::absolute(folder / "model.safetensors"), weights);
+  CHECK(load().empty());
+  CHECK(contains(with("\"hidden\": 704", "\"hidden\": 700"),
+                 "wanted shape [700, 256], given [704, 256]"));
+
+  CHECK(contains(refusal([&] { check_golden(model(), directory / "none"); }), "none: "));
+  CHECK(contains(refusal([&] { check_golden(model(), folder / "model.safetensors"); }),
+                 "input_bytes"));
+}
+
+TEST_CASE("hybrid_lm: the command line") {
+  const TemporaryDirectory directory;
+  const auto run = [&](const std::string& arguments) {
+    const std::string command = "'" SINKSTATE_TEST_HYBRID_LM "' " + arguments + " >'" +
+                                (directory / "out").string() + "' 2>'" +
+                                (directory / "err").string() + "'";
+    const int status = std::system(command.c_str());
+    return status == -1 ? -1 : status / 256;
+  };
+  const auto refused = [&](const std::string& arguments, const std::string& why) {
+    INFO(arguments);
+    CHECK(run(arguments) == 2);
+    const std::string error = contents(directory / "err");
+    INFO(error);
+    CHECK(contains(error, why));
+    CHECK(error.find('\n') == error.size() - 1);
+    CHECK(contents(directory / "out").empty());
+  };
+  const std::string text = "'" + (folder / "text.txt").string() + "'";
+  refused("", "subcommand");
+  refused("eval none.txt", "none.txt: cannot be read");
+  refused("eval /dev/null", "wanted a text");
+  refused("eval " + text + " --bytes 100000", "--bytes: wanted with a prefill of 0");
+  refused("eval " + text + " --prefill -1", "--prefill: wanted at least 0");
+  refused("eval " + text + " --policy foo", "--policy: wanted local-svd");
+  refused("eval " + text + " --policy full-svd --active 3", "--active: full-svd has no use for it");
+  refused("eval " + text + " --gdn '--policy foo'", "--gdn: --policy: wanted local-svd");
+  refused("eval " + text + " --kda '--nonsense'", "--kda: ");
+  refused("generate --prompt ''", "--prompt: wanted a text");
+  refused("generate --prompt x --temperature -1", "--temperature: wanted a number in [0, 100]");
+  refused("generate --prompt x --top-p 0", "--top-p: wanted a number in (0, 1]");
+  refused("trace " + text + " --layer 3 --output x", "--layer: wanted a recurrent layer");
+  refused("--model '" + (directory / ".").string() + "' check", "config.json: cannot be read");
+  CHECK(run("check") == 0);
+  const std::string generate =
+      "generate --prompt 'It was a fine morning' --bytes 60 --sampling-seed 3 --epsilon 0.05";
+  CHECK(run(generate) == 0);
+  const std::string written = contents(directory / "out");
+  CHECK(written.rfind("It was a fine morning", 0) == 0);
+  CHECK(written.size() == 21 + 60 + 1);
+  CHECK(run(generate) == 0);
+  CHECK(contents(directory / "out") == written);
+
+  const std::string report = (directory / "report.json").string();
+  CHECK(run("eval " + text +
+            " --bytes 64 --prefill 64 --kda '--policy fixed-rank --rank 8' --json '" + report +
+            "'") == 0);
+  for (const char* key :
+       {"bytes", "bits_per_byte_dense", "bits_per_byte", "kl_mean", "kl_worst", "kl_per_1024",
+        "top1_agreement", "state_ratio_mean", "state_ratio_peak", "rank_mean", "dense_fallback",
+        "bytes_per_second_dense", "bytes_per_second"}) {
+    CHECK(contains(contents(report), std::string("\"") + key + "\": "));
+  }
+  const std::string trace = (directory / "trace.safetensors").string();
+  for (const char* layer : {"0", "1", "2"}) {
+    CHECK(run("trace " + text + " --bytes 40 --layer " + layer + " --output '" + trace + "'") == 0);
+    // replay holds the state at the end against its own recurrence.
+    CHECK(std::system(("'" SINKSTATE_TEST_REPLAY "' '" + trace + "' --sink >/dev/null").c_str()) ==
+          0);
+  }
+}
