@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <fstream>
+
+#include "replay/thread_time.hpp"
 
 namespace sinkstate::hybrid_lm {
 namespace {
 
-double thread_seconds() {
-  std::timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
+using tools::thread_seconds;
 
 /// Log probabilities, in double.
 Eigen::VectorXd log_softmax(const Vector& logits) {

@@ -278,6 +278,8 @@ int main(int argc, char** argv) {
   evaluating->add_option("text", text, "a text file")->required();
   evaluating->add_option("--bytes", bytes, "steps to score (default: to the end)")
       ->transform(tools::whole_number<std::ptrdiff_t>());
+  evaluating->add_option("--prefill", prefill, "bytes that run dense and are then compressed")
+      ->transform(tools::whole_number<std::ptrdiff_t>());
   evaluating->add_option("--json", json, "write the report here");
   PolicyArguments evaluating_policies(*evaluating);
 
@@ -313,10 +315,6 @@ int main(int argc, char** argv) {
       ->required();
   tracing->add_option("--output", output, "the trace")->required();
 
-  for (CLI::App* const command : {evaluating}) {
-    command->add_option("--prefill", prefill, "bytes that run dense and are then compressed")
-        ->transform(tools::whole_number<std::ptrdiff_t>());
-  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -331,7 +329,8 @@ int main(int argc, char** argv) {
       }
     };
     not_below("--prefill", 0, prefill);
-    not_below("--bytes", 0, std::min(bytes, length));
+    not_below("--bytes", 0, bytes);
+    not_below("--bytes", 0, length);
     if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
       tools::refuse("--temperature", "a number in [0, 100]", std::to_string(sampling.temperature));
     }

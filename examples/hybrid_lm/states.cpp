@@ -1,22 +1,17 @@
 #include "states.hpp"
 
 #include <algorithm>
-#include <ctime>
 #include <sinkstate/sinkstate.hpp>
 
 #include "replay/dense_step.hpp"
+#include "replay/thread_time.hpp"
 
 namespace sinkstate::hybrid_lm {
 namespace {
 
 using tools::Compaction;
 using tools::ReplayOptions;
-
-double thread_seconds() {
-  std::timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
+using tools::thread_seconds;
 
 /// Sums over tokens; the means are taken when asked for.
 class Costs {

@@ -9,15 +9,6 @@
 namespace sinkstate::tools {
 namespace {
 
-struct PolicyName {
-  const char* name;
-  Compaction compaction;
-};
-constexpr PolicyName policies[] = {{"local-svd", Compaction::local_svd},
-                                   {"full-svd", Compaction::full_svd},
-                                   {"fixed-rank", Compaction::fixed_rank},
-                                   {"dense-buffered", Compaction::dense_buffered}};
-
 /// Options that mean something to some policies only.
 struct Restricted {
   const char* name;
@@ -89,12 +80,12 @@ PolicyFlags::PolicyFlags(CLI::App& app, ReplayOptions& options) : app_(app), opt
 }
 
 void PolicyFlags::resolve() {
-  const auto named = std::find_if(std::begin(policies), std::end(policies),
-                                  [&](const PolicyName& known) { return policy_ == known.name; });
-  if (named == std::end(policies)) {
+  const auto named = std::find_if(std::begin(all_compactions), std::end(all_compactions),
+                                  [&](Compaction known) { return policy_ == to_string(known); });
+  if (named == std::end(all_compactions)) {
     refuse("--policy", "local-svd, full-svd, fixed-rank or dense-buffered", policy_);
   }
-  options_.compaction = named->compaction;
+  options_.compaction = *named;
   options_.dense_fallback = !no_dense_fallback_;
   if (storage_ != "fp32") refuse("--storage", "fp32 (all that this version has)", storage_);
   for (const Restricted& option : restricted) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <ctime>
 #include <exception>
 #include <mutex>
 #include <sinkstate/sinkstate.hpp>
@@ -13,16 +12,10 @@
 #include "dense_step.hpp"
 #include "oracles/dense_recurrence.hpp"
 #include "oracles/norms.hpp"
+#include "thread_time.hpp"
 
 namespace sinkstate::tools {
 namespace {
-
-/// Processor time of this thread, so that neighbours on the machine do not count.
-double thread_nanoseconds() {
-  std::timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e9 * static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec);
-}
 
 double square(double x) { return x * x; }
 
@@ -163,12 +156,12 @@ class HeadReplay {
     const auto view = state_.view();
     std::vector<float> outputs(size(count * trace_.d_v));
     std::vector<Status> statuses(size(count));
-    const double begin = thread_nanoseconds();
+    const double begin = 1e9 * thread_seconds();
     for (std::ptrdiff_t t = 0; t < count; ++t) {
       statuses[size(t)] = step(team_, view, token(first + t), trace_.query(first + t, head_),
                                outputs.data() + t * trace_.d_v);
     }
-    step_ns_ += thread_nanoseconds() - begin;
+    step_ns_ += 1e9 * thread_seconds() - begin;
 
     std::vector<double> exact(size(trace_.d_v));
     for (std::ptrdiff_t t = 0; t < count; ++t) {
@@ -179,9 +172,9 @@ class HeadReplay {
     }
     if (view.due()) {
       CompactionReport report;
-      const double compaction = thread_nanoseconds();
+      const double compaction = 1e9 * thread_seconds();
       const Status status = compact(team_, view, &report);
-      compaction_ns_ += thread_nanoseconds() - compaction;
+      compaction_ns_ += 1e9 * thread_seconds() - compaction;
       require_ok(status, name_, head_, first + count - 1);
       ++result_.figures.compactions;
       if (report.decomposed > 0 && report.decomposed == report.rank_before) {
@@ -290,14 +283,14 @@ class HeadReplay {
   void time_dense() {
     DenseStep<typename Policy::Rule> dense(trace_.d_k, trace_.d_v);
     std::vector<float> output(size(trace_.d_v));
-    const double begin = thread_nanoseconds();
+    const double begin = 1e9 * thread_seconds();
     for (std::ptrdiff_t t = 0; t < trace_.tokens; ++t) {
       const Token<float> now = token(t);
       dense(now.key, now.value, now.log_decay, now.write_strength, trace_.query(t, head_),
             output.data());
     }
     result_.figures.ns_per_token_dense =
-        (thread_nanoseconds() - begin) / static_cast<double>(trace_.tokens);
+        (1e9 * thread_seconds() - begin) / static_cast<double>(trace_.tokens);
   }
 
   const std::string& name_;

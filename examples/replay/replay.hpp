@@ -15,6 +15,10 @@ namespace sinkstate::tools {
 
 enum class Compaction { local_svd, full_svd, fixed_rank, dense_buffered };
 
+inline constexpr Compaction all_compactions[] = {Compaction::local_svd, Compaction::full_svd,
+                                                 Compaction::fixed_rank,
+                                                 Compaction::dense_buffered};
+
 const char* to_string(Compaction compaction);
 
 struct ReplayOptions {

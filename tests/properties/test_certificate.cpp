@@ -166,9 +166,7 @@ class CertificateRecurrence {
     if (!was_dense && !view.dense()) {
       roundings += recompress(report.decomposed);
       if (report.tail > 0) roundings += recompress(report.tail);
-      // Two decompositions report the sweeps of one.
-      const int sweeps = report.tail > 0 ? 30 : report.sweeps;
-      rotations = unit * 12 * c * static_cast<W>(sweeps) * mass;
+      rotations = unit * 12 * c * static_cast<W>(report.sweeps) * mass;
       if (report.projected > 0) {
         const auto p = static_cast<W>(report.projected);
         roundings += std::sqrt(p) * (c + std::sqrt(c)) + 4 * p + 2 * dot_roundings(config.d_k) + c;

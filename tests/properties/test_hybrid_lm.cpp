@@ -76,8 +76,7 @@ TEST_CASE("hybrid_lm: what the reference computed") {
 }
 
 TEST_CASE("hybrid_lm: with nothing truncated, factored logits are the dense ones") {
-  for (const Compaction compaction : {Compaction::local_svd, Compaction::full_svd,
-                                      Compaction::fixed_rank, Compaction::dense_buffered}) {
+  for (const Compaction compaction : tools::all_compactions) {
     for (const bool sink : {false, true}) {
       tools::ReplayOptions options;
       options.compaction = compaction;

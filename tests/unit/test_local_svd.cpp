@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <sinkstate/sinkstate.hpp>
+#include <tuple>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -325,6 +327,138 @@ TEST_CASE("local svd: per-rule defaults", "[local_svd]") {
   CHECK(SinkStateView<Local32<GatedLinearAttention>>::active(config) == 16);
   config.active = 5;
   CHECK(SinkStateView<Local32<KimiDelta>>::active(config) == 5);
+}
+
+TEMPLATE_TEST_CASE("local svd: what goes is reported, frozen or new", "[local_svd]",
+                   Local32<Mamba2>, Local64<Mamba2>) {
+  StateConfig config = local_config(12, 10, 1, 1e-2);
+  SECTION("a frozen term that has become weak") {
+    TrackedState<TestType> s(config);
+    set_body(s, {{1, axis(12, 0), axis(10, 0)},
+                 {0.5, axis(12, 1), axis(10, 1)},
+                 {0.02, axis(12, 5), axis(10, 5)}});
+    s.step(axis(12, 2), axis(10, 2), {0}, 10);
+    const CompactionReport report = s.compact();
+    CHECK(report.decomposed == 2);
+    CHECK(s.view.rank() == 3);
+    CHECK(report.dropped == Catch::Approx(0.02).epsilon(1e-2));
+    CHECK(report.dropped >= 0.02);
+    s.check_certificate();
+  }
+  SECTION("a new term that is weak beside a frozen one") {
+    TrackedState<TestType> s(config);
+    set_body(s, {{1, axis(12, 0), axis(10, 0)}, {0.5, axis(12, 1), axis(10, 1)}});
+    s.step(axis(12, 0), axis(10, 0, -1));  // takes the active term away
+    s.step(axis(12, 2), axis(10, 2), {0}, 0.003);
+    const CompactionReport report = s.compact();
+    CHECK(report.decomposed == 3);
+    CHECK(s.view.rank() == 1);
+    CHECK(report.dropped == Catch::Approx(0.003).epsilon(1e-2));
+    s.check_certificate();
+  }
+  SECTION("a tail that cancels") {
+    config.tail_share = 0.3;
+    config.tail_period = 1;
+    TrackedState<TestType> s(config);
+    set_body(s, {{1, axis(12, 0), axis(10, 0)},
+                 {0.02, axis(12, 1), axis(10, 1)},
+                 {0.016, axis(12, 1), axis(10, 1, -1)}});
+    s.step(axis(12, 2), axis(10, 2), {0}, 0.5);
+    const CompactionReport report = s.compact();
+    CHECK(report.tail == 3);
+    CHECK(s.view.rank() == 2);
+    CHECK(report.dropped == Catch::Approx(0.004).epsilon(1e-2));
+    s.check_certificate();
+  }
+}
+
+TEMPLATE_TEST_CASE("local svd: the certificate counts the rounding of the tail", "[local_svd]",
+                   Local32<Mamba2>) {
+  double before_mass = 0;
+  const auto certificate = [&](Index period) {
+    StateConfig config = local_config(12, 10, 1);
+    config.tail_period = period;
+    TrackedState<TestType> s(config);
+    set_body(s, {{1, axis(12, 0), axis(10, 0)},
+                 {0.5, axis(12, 1), axis(10, 1)},
+                 {0.5, axis(12, 1), axis(10, 1)}});
+    s.step(axis(12, 2), axis(10, 2), {0}, 0.3);
+    before_mass = static_cast<double>(s.view.buffer.masses[1]);
+    s.compact();
+    return static_cast<double>(s.view.certificate());
+  };
+  // (N6) of docs/numerics.md for 3 terms; D(12) = D(10) = 5.
+  const double counted = 8 * 3 + 2 * (5 + 5) + 20;
+  const double unit_roundoff = std::numeric_limits<float>::epsilon() / 2;
+  const double with_tail = certificate(1);
+  CHECK(with_tail - certificate(0) >= 0.99 * counted * unit_roundoff * before_mass);
+}
+
+TEMPLATE_TEST_CASE("local svd: a merged tail settles the rank", "[local_svd]", Local32<Mamba2>) {
+  StateConfig config = local_config(40, 30, 1);
+  config.tail_period = 1;
+  config.recompress_growth = 1.15;
+  config.recompress_slack = 2;
+  TrackedState<TestType> s(config);
+  std::vector<BodyTerm> body{{1, axis(40, 0), axis(30, 0)}};
+  for (int i = 0; i < 9; ++i) body.push_back({0.1, axis(40, 1), axis(30, 1)});
+  set_body(s, body);
+  s.step(axis(40, 2), axis(30, 2), {0}, 0.5);
+  s.compact();
+  CHECK(s.view.rank() == 3);
+  CHECK(s.view.record->settled_rank == 3);
+  for (Index i = 0; i < 3; ++i) s.step(axis(40, 3 + i), axis(30, 3 + i), {0}, 0.3);
+  CHECK(s.compact().decomposed == 4);  // 3 <= 1.15 * 3 + 2
+  for (Index i = 0; i < 3; ++i) s.step(axis(40, 6 + i), axis(30, 6 + i), {0}, 0.3);
+  CHECK(s.compact().decomposed == 9);  // 6 > 1.15 * 3 + 2
+}
+
+TEMPLATE_TEST_CASE("local svd: a tail's own decomposition leaves active terms as they are",
+                   "[local_svd]", (Local32<Mamba2, MeanValueSink>),
+                   (Local64<GatedDelta, MeanValueSink>)) {
+  // Beside a sink of 100 all terms are between tail_share epsilon and epsilon: the tail is cut at
+  // epsilon, which has seen all of it, the active terms are not.
+  StateConfig config = local_config(12, 10, 2, 1e-2);
+  config.tail_share = 0.3;
+  config.tail_period = 2;  // the second compaction: in the first nothing is frozen
+  TrackedState<TestType> s(config, axis(10, 9));
+  set_body(s, {{0.8, axis(12, 1), axis(10, 1)},
+               {0.7, axis(12, 2), axis(10, 2)},
+               {0.6, axis(12, 3), axis(10, 3)},
+               {0.5, axis(12, 4), axis(10, 4)}});
+  s.view.sink[0] = 100;
+  s.view.record->compactions = 1;
+  s.exact.state()[9] = 100;  // row 0, the direction
+  s.view.buffer.masses[0] = 200;
+  s.step(axis(12, 5), axis(10, 5), {0}, 0.55);
+  const CompactionReport report = s.compact();
+  CHECK(report.tail == 3);
+  CHECK(s.view.rank() == 2);
+  CHECK(s.strength(0) == Catch::Approx(0.8).epsilon(1e-6));
+  CHECK(s.strength(1) == Catch::Approx(0.7).epsilon(1e-6));
+  s.check_certificate();
+}
+
+TEMPLATE_TEST_CASE("local svd: a state that returns from the dense form has a settled rank",
+                   "[local_svd]", Local32<Mamba2>, Local32<KimiDelta>) {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  StateConfig config = local_config(24, 20, 2, 1e-2);
+  config.dense_fallback = true;
+  config.dense_retry = 1;
+  TrackedState<TestType> s(config);
+  for (int i = 0; i < 40; ++i) s.step(unit(random, 24), unit(random, 20), {0}, 0.5);
+  s.compact();
+  REQUIRE(s.view.dense());
+  // Beside these four everything else is below epsilon.
+  const double heavy[] = {2000, 1900, 1800, 1700};
+  for (Index i = 0; i < 4; ++i) s.step(axis(24, i), axis(20, i, heavy[i]), {0});
+  s.compact();
+  REQUIRE_FALSE(s.view.dense());
+  CHECK(s.view.rank() == 4);
+  CHECK(s.view.record->settled_rank == 4);
+  s.check_certificate();
 }
 
 TEMPLATE_TEST_CASE("local svd: sums beyond the range keep terms apart or are refused",

@@ -33,8 +33,6 @@ namespace {
 using sinkstate::testing::sanitized;
 
 constexpr Rule all_rules[] = {Rule::mamba2, Rule::gated_delta, Rule::kimi_delta};
-constexpr Compaction all_compactions[] = {Compaction::local_svd, Compaction::full_svd,
-                                          Compaction::fixed_rank, Compaction::dense_buffered};
 constexpr HeadMap all_maps[] = {HeadMap::interleaved, HeadMap::tiled};
 
 constexpr std::ptrdiff_t tokens = 45;  // five buffers of eight, and five more

@@ -626,6 +626,26 @@ TEMPLATE_TEST_CASE("initialize: arguments are checked, and nothing is touched", 
   CHECK(status(view_of(dense)) == Status::non_finite_input);
 }
 
+TEMPLATE_TEST_CASE("initialize: a body that goes dense is the input, however far apart its entries",
+                   "[initialize]", Local32<Mamba2>, Full32<GatedDelta>, Dense32<Mamba2>) {
+  TrackedState<TestType> s(config_of(2, 2));
+  const float entries[] = {1e30f, 0, 0, 1e-15f};
+  REQUIRE(initialize(s.team, s.view, MatrixView<const float>{entries, 2, 2, 2}) == Status::ok);
+  REQUIRE(s.view.dense());
+  CHECK(std::equal(entries, entries + 4, s.view.matrix.data));
+  CHECK(s.view.certificate() == 0);
+}
+
+TEST_CASE("initialize: a dense body beside a sink keeps small entries too", "[initialize]") {
+  TrackedState<Local32<Mamba2, MeanValueSink>> s(config_of(2, 2), axis(2, 1));
+  const float entries[] = {1e30f, 2, 1e-15f, 3};
+  REQUIRE(initialize(s.team, s.view, MatrixView<const float>{entries, 2, 2, 2}) == Status::ok);
+  REQUIRE(s.view.dense());
+  CHECK(s.view.matrix(1, 0) == 1e-15f);
+  CHECK(s.view.sink[0] == 2);
+  CHECK(s.view.sink[1] == 3);
+}
+
 TEMPLATE_TEST_CASE("initialize: it starts anew and carries the certificate", "[initialize]",
                    (Full32<GatedDelta>), (Dense32<Mamba2>)) {
   TrackedState<TestType> s(config_of(24, 20));

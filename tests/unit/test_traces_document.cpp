@@ -408,8 +408,7 @@ TEST_CASE("the keys of the document are those of the report") {
   const std::vector<std::vector<Row>> documented = tables(section("## The report"));
   REQUIRE(documented.size() == 3);
   std::set<std::string> policy_keys;
-  for (const Compaction compaction : {Compaction::local_svd, Compaction::full_svd,
-                                      Compaction::fixed_rank, Compaction::dense_buffered}) {
+  for (const Compaction compaction : all_compactions) {
     ReplayOptions options;
     options.compaction = compaction;
     const TraceReport report =

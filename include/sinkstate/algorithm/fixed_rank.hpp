@@ -111,10 +111,11 @@ SINKSTATE_HOST_DEVICE bool keep_fixed_rank(Team& team, const SinkStateView<Polic
                         static_cast<std::uint64_t>(width * config.d_k);
     left_over = reduce_to_subspace(team, mixed, list.keys.middle_rows(0, warm), philox, random,
                                    scratch, list.coefficients);
-    report.projected = width;
-    rounding.roundoffs += subspace_roundoffs(config.d_k, count, width);
+    report.projected = mixed.keys.rows;
+    rounding.roundoffs += subspace_roundoffs(config.d_k, count, report.projected);
   }
-  const auto decomposition = decompose(team, mixed, list);
+  auto decomposition = decompose(team, mixed, list);
+  decomposition.orthogonalized = count;
   if (!keep_strongest(team, state, decomposition, {}, epsilon_of<Policy>(config), sink, rank, false,
                       report)) {
     return false;
@@ -125,7 +126,6 @@ SINKSTATE_HOST_DEVICE bool keep_fixed_rank(Team& team, const SinkStateView<Polic
         report.dropped, std::ldexp(static_cast<double>(left_over), mixed.exponent) *
                             (1.0 + unit_roundoff<T> * tail_roundoffs(config.d_k, config.d_v, count,
                                                                      decomposition.sweeps)));
-    report.capped = true;
   }
   rounding.roundoffs += recompress_roundoffs(config.d_k, config.d_v, count);
   rounding.rotations += decomposition.rotation_error;

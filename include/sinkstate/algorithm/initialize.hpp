@@ -109,8 +109,10 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
                                       may_be_dense, scratch.dense, done);
     if (!low_rank) {
       if (!may_be_dense) return Status::overflow;
+      // Once more from the input: scaled back, the smallest entries would have lost bits.
       for (Index i = 0; i < config.d_k; ++i) {
-        team.scale(config.d_v, scale, content.row(i), content.row(i));
+        team.copy(config.d_v, dense.row(i), content.row(i));
+        if constexpr (Policy::Sink::present) scratch.split.split(team, content.row(i));
       }
     }
   }

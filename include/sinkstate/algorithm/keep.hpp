@@ -16,11 +16,12 @@ SINKSTATE_NAMESPACE_BEGIN
 struct CompactionReport {
   Index rank_before = 0;  ///< terms of the body and buffered tokens that went in
   Index rank_after = 0;   ///< terms kept; 0 when the body is dense
-  Index decomposed = 0;   ///< terms and tokens decomposed together; the others were frozen
+  Index decomposed = 0;   ///< terms and tokens decomposed together, the others were frozen; 0 when
+                          ///< the body was dense or is now
   Index tail = 0;         ///< frozen terms decomposed among themselves
   Index projected = 0;    ///< directions of the subspace that a fixed rank was taken from; 0: exact
   double dropped = 0;     ///< bound of the Frobenius norm of what was truncated
-  int sweeps = 0;         ///< of the Jacobi iteration
+  int sweeps = 0;         ///< of the Jacobi iteration, the longer one if there were two
   bool capped = false;    ///< the rank cap dropped terms that epsilon would have kept
   bool dense = false;     ///< the body is dense now
 };
@@ -40,6 +41,7 @@ struct FrozenTerms {
   MatrixView<T> keys;
   MatrixView<T> values;
   const T* weights = nullptr;
+  double epsilon = 0;  ///< those weaker than this share of the strongest of all are dropped
 
   SINKSTATE_HOST_DEVICE Index count() const { return keys.rows; }
 };
@@ -59,8 +61,8 @@ SINKSTATE_HOST_DEVICE double epsilon_of(const StateConfig& config) {
   return Policy::Compaction::adaptive ? config.epsilon : 0.0;
 }
 
-/// Writes the new and frozen terms that reach `epsilon` times the strongest as the body, in falling
-/// order, at most `most` of them.
+/// Writes the strongest of new and frozen terms as the body, in falling order, at most `most`.
+/// @param epsilon   new terms weaker than this share of the strongest of all are dropped
 /// @param sink      strength of the sink, to which epsilon is relative as well
 /// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
 ///          terms are wanted and `may_refuse`
@@ -75,8 +77,8 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   if (!std::isfinite(reference)) return false;
   if (sink > reference) reference = sink;
   if (frozen.count() > 0 && frozen.weights[0] > reference) reference = frozen.weights[0];
-  T least = static_cast<T>(epsilon) * reference;
-  const Index wanted_new = terms.above(least);
+  const Index wanted_new = terms.above(static_cast<T>(epsilon) * reference);
+  T least = static_cast<T>(frozen.epsilon) * reference;
   if (least < smallest_kept<T>) least = smallest_kept<T>;
   Index wanted_frozen = frozen.count();
   while (wanted_frozen > 0 && !(frozen.weights[wanted_frozen - 1] >= least)) --wanted_frozen;
@@ -109,7 +111,7 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   const Index largest = SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity();
   const double frozen_roundoffs = tail_roundoffs(config.d_k, config.d_v, largest, most_sweeps);
   const double new_roundoffs =
-      tail_roundoffs(config.d_k, config.d_v, terms.value_basis.rows, terms.sweeps);
+      tail_roundoffs(config.d_k, config.d_v, terms.orthogonalized, terms.sweeps);
   report.rank_after = rank;
   report.dropped =
       static_cast<double>(terms.norm_from(next)) * (1.0 + unit_roundoff<T> * new_roundoffs) +

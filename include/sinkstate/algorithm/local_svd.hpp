@@ -46,9 +46,10 @@ SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>&
   report.decomposed = part.count;
   const auto decomposition = decompose(team, part);
   const FrozenTerms<T> rest{terms.list.keys.middle_rows(0, frozen),
-                            terms.list.values.middle_rows(0, frozen), terms.list.weights};
+                            terms.list.values.middle_rows(0, frozen), terms.list.weights,
+                            config.tail_share * config.epsilon};
   const bool may_refuse = frozen > 0 || config.dense_fallback;
-  const double epsilon = frozen > 0 ? config.tail_share * config.epsilon : config.epsilon;
+  const double epsilon = frozen > 0 ? rest.epsilon : config.epsilon;
   if (!keep_strongest(team, state, decomposition, rest, epsilon, sink, config.rank_capacity(),
                       may_refuse, report)) {
     return false;
@@ -81,14 +82,17 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
   const Index tail = part.count;
   const auto decomposition = decompose(team, part);
   const FrozenTerms<T> rest{list.keys.middle_rows(0, active), list.values.middle_rows(0, active),
-                            list.weights};
+                            list.weights, config.tail_share * config.epsilon};
   CompactionReport done = report;
   if (!keep_strongest(team, state, decomposition, rest, config.epsilon, sink,
                       config.rank_capacity(), true, done)) {
     return;  // a strength would overflow: the terms stay apart
   }
+  auto& settled = state.record->settled_rank;
+  if (state.rank() < settled) settled = state.rank();
   report.tail = tail;
   report.rank_after = done.rank_after;
+  if (done.sweeps > report.sweeps) report.sweeps = done.sweeps;
   report.dropped += done.dropped;
   rounding.roundoffs += recompress_roundoffs(config.d_k, config.d_v, tail);
   rounding.rotations += decomposition.rotation_error;

@@ -88,6 +88,7 @@ struct Decomposition {
   T* coefficients = nullptr;     // scratch of `form`
   const Index* order = nullptr;  // of the rows, strongest first
   Index count = 0;
+  Index orthogonalized = 0;  // vectors of either side that went in
   int exponent = 0;
   int sweeps = 0;
   T rotation_error = 0;  // (N6) rounding of the rotations, a Frobenius norm
@@ -185,6 +186,7 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, const MixedTe
 
   Decomposition<T, Core> result;
   result.count = independent;
+  result.orthogonalized = values;
   result.exponent = terms.exponent;
   result.key_basis = terms.keys.middle_rows(0, independent);
   result.value_basis = terms.value_basis;
