@@ -1,9 +1,10 @@
 /// @file
-/// The factored model beside the dense one.
+/// The factored model held against the dense one, and the dense one against golden data.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,13 +12,37 @@
 
 namespace sinkstate::hybrid_lm {
 
+using Progress = std::function<void(std::ptrdiff_t)>;
+
+/// A passage as the dense model reads it: what factored models are held against.
+struct DenseReading {
+  std::string text;
+  std::ptrdiff_t prefill = 0;
+  std::ptrdiff_t bytes = 0;         // scored behind the prefill
+  std::unique_ptr<Decoder> prompt;  // has read the prefill
+  Matrix logits;                    // bytes x vocabulary
+  double bits_per_byte = 0;
+  double seconds = 0;
+  std::vector<StateCosts> costs;  // of each layer, behind the prefill; empty for attention
+
+  std::uint8_t byte(std::ptrdiff_t i) const {
+    return static_cast<std::uint8_t>(text[static_cast<std::size_t>(i)]);
+  }
+};
+
+/// @param text     at least prefill + bytes + 1 bytes: the last step is scored on the byte after it
+/// @param progress called with the bytes read since the last call
+DenseReading read_dense(const Model& model, std::string text, std::ptrdiff_t prefill,
+                        std::ptrdiff_t bytes, const Progress& progress);
+
 struct LayerFigures {
   std::size_t layer = 0;
   std::string mixer;
   StateCosts dense, factored;
 };
 
-/// Of the N steps behind a prefill; both models read the same bytes, each with its own states.
+/// Of the N steps behind a prefill. The factored model reads the same bytes in a closed loop: its
+/// own activations make its later keys and values.
 struct Evaluation {
   std::ptrdiff_t bytes = 0;  // N
   std::ptrdiff_t prefill = 0;
@@ -35,12 +60,17 @@ struct Evaluation {
   std::vector<LayerFigures> layers;
 };
 
-/// @param text     at least prefill + bytes + 1 bytes: the last step is scored on the byte after it
-/// @param prefill  bytes after which the states are compressed
-/// @param progress called with the bytes read since the last call
-Evaluation evaluate(const Model& model, const std::string& text, std::ptrdiff_t prefill,
-                    std::ptrdiff_t bytes, const Policies& policies,
-                    const std::function<void(std::ptrdiff_t)>& progress);
+/// The states are compressed behind the prefill. From several threads with one reading, if the
+/// model they share stays.
+Evaluation evaluate(const Model& model, const DenseReading& reading, const Policies& policies,
+                    const Progress& progress);
+
+/// Two distributions over the next byte, from logits.
+double kl_divergence(const Vector& wanted, const Vector& given);
+
+/// Bytes of all recurrent states of a decoder, dense and as they are.
+double dense_state_bytes(const Model& model);
+double state_bytes_in_use(const Model& model, Decoder& decoder);
 
 /// Differences to golden data: what is in the file is compared, what is not is left out.
 struct GoldenCheck {

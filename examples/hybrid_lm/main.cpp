@@ -2,79 +2,64 @@
 // itself in dense form, writing text, and writing traces.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "evaluate.hpp"
 #include "model.hpp"
+#include "policies.hpp"
 #include "replay/atomic_file.hpp"
-#include "replay/policy_flags.hpp"
 #include "replay/report.hpp"
 #include "replay/trace.hpp"
+#include "report.hpp"
 #include "sampling.hpp"
+#include "sweep.hpp"
 
 namespace {
 
 using namespace sinkstate;
 using namespace sinkstate::hybrid_lm;
 using tools::ToolError;
-using Json = nlohmann::ordered_json;
 
-/// Policies of the command line: the flags of replay, and the same in quotes for one kind of layer.
-class PolicyArguments {
- public:
-  explicit PolicyArguments(CLI::App& command) : flags_(command, common_) {
-    for (Kind& kind : kinds_) {
-      command.add_option(
-          kind.option, kind.flags,
-          "for these layers instead, in quotes: \"--policy full-svd --epsilon 0.1\"");
-    }
-  }
-  Policies resolve() {
-    flags_.resolve();
-    Policies policies{common_, common_, common_};
-    tools::ReplayOptions* const targets[] = {&policies.gated_delta, &policies.kimi_delta,
-                                             &policies.mamba2};
-    for (std::size_t i = 0; i < std::size(kinds_); ++i) {
-      if (kinds_[i].flags.empty()) continue;
-      CLI::App app;
-      tools::ReplayOptions own;
-      tools::PolicyFlags flags(app, own);
-      try {
-        app.parse(kinds_[i].flags, false);
-        flags.resolve();
-      } catch (const std::exception& error) {
-        throw ToolError(std::string(kinds_[i].option) + ": " + error.what());
-      }
-      *targets[i] = own;
-    }
-    return policies;
-  }
+struct SweepArguments {
+  std::string text, svg, json;
+  std::ptrdiff_t passages = 1, prefill = 1024, bytes = 2048;
+  std::ptrdiff_t threads = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::string> settings;
+};
 
- private:
-  struct Kind {
-    const char* option;
-    std::string flags;
-  };
-  Kind kinds_[3] = {{"--gdn", {}}, {"--kda", {}}, {"--mamba2", {}}};
-  tools::ReplayOptions common_;
-  tools::PolicyFlags flags_;
+struct GenerateArguments {
+  std::string prompt;
+  std::ptrdiff_t bytes = 400;
+  SamplingOptions sampling;
+  bool dense = false;
+  bool compare = false;
 };
 
 std::string read_text(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw ToolError(path + ": cannot be read");
+  if (!stream || std::filesystem::is_directory(path)) throw ToolError(path + ": cannot be read");
   std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (stream.bad() || text.empty()) throw ToolError(path + ": wanted a text, given an empty file");
+  if (stream.bad()) throw ToolError(path + ": cannot be read");
+  if (text.empty()) throw ToolError(path + ": wanted a text, given an empty file");
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte >= ' ' || (byte >= '\t' && byte <= '\r')) continue;
+    throw ToolError(path + ": wanted a text, given byte " + std::to_string(byte) + " at offset " +
+                    std::to_string(i));
+  }
   return text;
 }
 
-int check(const Model& model, const std::string& golden) {
+int compare_with_golden(const Model& model, const std::string& golden) {
   const GoldenCheck found = check_golden(model, golden);
   constexpr double logit_bar = 1e-3, state_bar = 1e-5, sequence_bar = 1e-4;
   std::printf(
@@ -87,118 +72,125 @@ int check(const Model& model, const std::string& golden) {
   return good ? 0 : 1;
 }
 
-Json to_json(const StateCosts& costs) {
-  return Json{{"bytes_mean", costs.bytes_mean},
-              {"step_seconds", costs.step_seconds},
-              {"compaction_seconds", costs.compaction_seconds}};
+/// Passages of a text, each from the middle of an equal part of it; one begins where the text does.
+std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t count,
+                                     std::ptrdiff_t prefill, std::ptrdiff_t& bytes) {
+  const std::string text = read_text(path);
+  const auto size = static_cast<std::ptrdiff_t>(text.size());
+  const std::ptrdiff_t part = size / count;
+  const std::ptrdiff_t skipped = count == 1 ? 0 : part / 2;
+  const std::ptrdiff_t room = part - skipped - prefill - 1;
+  if (bytes == 0) bytes = room;
+  if (bytes < 1 || bytes > room) {
+    tools::refuse("--bytes",
+                  "with a prefill of " + std::to_string(prefill) +
+                      " and the byte after it, at most " +
+                      std::to_string(std::max<std::ptrdiff_t>(0, room)) + " of this text",
+                  std::to_string(bytes));
+  }
+  std::vector<std::string> passages;
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    passages.push_back(text.substr(static_cast<std::size_t>(i * part + skipped),
+                                   static_cast<std::size_t>(prefill + bytes + 1)));
+  }
+  return passages;
 }
 
-Json to_json(const Evaluation& e) {
-  Json ranks = Json::array(), fallback = Json::array(), dense = Json::array(),
-       factored = Json::array();
-  for (const LayerFigures& layer : e.layers) {
-    ranks.push_back(
-        {{"layer", layer.layer}, {"mixer", layer.mixer}, {"heads", layer.factored.rank_mean}});
-    fallback.push_back({{"layer", layer.layer}, {"heads", layer.factored.dense_fallback}});
-    dense.push_back(to_json(layer.dense));
-    factored.push_back(to_json(layer.factored));
-  }
-  return Json{{"bytes", e.bytes},
-              {"prefill", e.prefill},
-              {"bits_per_byte_dense", e.bits_per_byte_dense},
-              {"bits_per_byte", e.bits_per_byte},
-              {"kl_mean", e.kl_mean},
-              {"kl_worst", e.kl_worst},
-              {"kl_per_1024", e.kl_per_1024},
-              {"top1_agreement", e.top1_agreement},
-              {"logit_error", e.logit_error},
-              {"state_ratio_mean", e.state_ratio_mean},
-              {"state_ratio_peak", e.state_ratio_peak},
-              {"rank_mean", ranks},
-              {"dense_fallback", fallback},
-              {"bytes_per_second_dense", e.bytes_per_second_dense},
-              {"bytes_per_second", e.bytes_per_second},
-              {"states_dense", dense},
-              {"states", factored}};
-}
+using File = std::unique_ptr<tools::AtomicFile>;
 
-void print(const Evaluation& e) {
-  std::printf("%td bytes behind a prefill of %td\n\n", e.bytes, e.prefill);
-  std::printf("  bits per byte      %.5f dense, %.5f factored\n", e.bits_per_byte_dense,
-              e.bits_per_byte);
-  std::printf("  KL(dense||factored) %.2e nats a byte, worst %.2e; by 1024 bytes:", e.kl_mean,
-              e.kl_worst);
-  for (const double kl : e.kl_per_1024) std::printf(" %.1e", kl);
-  std::printf("\n  same likeliest byte %.2f %%\n", 100 * e.top1_agreement);
-  std::printf("  state bytes        %.3f of dense (peak %.3f), everything counted\n",
-              e.state_ratio_mean, e.state_ratio_peak);
-  std::printf("  bytes per second   %.0f dense, %.0f factored\n\n", e.bytes_per_second_dense,
-              e.bytes_per_second);
-  std::puts(
-      "  layer   mean rank of each head (share of bytes in dense form)   us a byte: dense, "
-      "step + compaction");
-  for (const LayerFigures& layer : e.layers) {
-    std::string ranks;
-    for (std::size_t h = 0; h < layer.factored.rank_mean.size(); ++h) {
-      char text[64];
-      std::snprintf(text, sizeof text, " %.1f (%.0f%%)", layer.factored.rank_mean[h],
-                    100 * layer.factored.dense_fallback[h]);
-      ranks += text;
-    }
-    const double scale = 1e6 / static_cast<double>(e.bytes);
-    std::printf("  %zu %-7s%s   %.0f, %.0f + %.0f\n", layer.layer, layer.mixer.c_str(),
-                ranks.c_str(), scale * layer.dense.step_seconds,
-                scale * layer.factored.step_seconds, scale * layer.factored.compaction_seconds);
-  }
+/// Opened before long work, so that it can be refused.
+File open(const std::string& path) {
+  return path.empty() ? nullptr : std::make_unique<tools::AtomicFile>(path);
+}
+void write(const File& file, const std::string& contents) {
+  if (!file) return;
+  file->write(contents);
+  file->commit();
 }
 
 int evaluate_text(const Model& model, const std::string& path, std::ptrdiff_t prefill,
-                  std::ptrdiff_t bytes, const Policies& policies, const std::string& json) {
-  const std::string text = read_text(path);
-  const auto size = static_cast<std::ptrdiff_t>(text.size());
-  if (bytes == 0) bytes = size - prefill - 1;
-  if (bytes < 1 || prefill + bytes + 1 > size) {
-    tools::refuse("--bytes",
-                  "with a prefill of " + std::to_string(prefill) +
-                      " and the byte after it, at most " + std::to_string(size - prefill - 1) +
-                      " of this text",
-                  std::to_string(bytes));
-  }
-  std::unique_ptr<tools::AtomicFile> file;
-  if (!json.empty()) file = std::make_unique<tools::AtomicFile>(json);
+                  std::ptrdiff_t bytes, const Policies& policies, const std::string& json_path) {
+  const std::vector<std::string> passage = passages_of(path, 1, prefill, bytes);
+  const File json_file = open(json_path);
   Evaluation result;
   {
-    tools::Progress progress(stderr, prefill + bytes);
-    result = evaluate(model, text, prefill, bytes, policies,
-                      [&](std::ptrdiff_t count) { progress.add(count); });
+    tools::Progress bar(stderr, prefill + 2 * bytes);
+    const Progress progress = [&](std::ptrdiff_t count) { bar.add(count); };
+    const DenseReading reading = read_dense(model, passage.front(), prefill, bytes, progress);
+    result = evaluate(model, reading, policies, progress);
   }
-  if (file) {
-    file->write(to_json(result).dump(2) + "\n");
-    file->flush();
-    file->commit();
-  }
-  print(result);
+  write(json_file, json(result));
+  std::fputs(text(result).c_str(), stdout);
   return 0;
 }
 
-int generate(const Model& model, const std::string& prompt, std::ptrdiff_t bytes,
-             const SamplingOptions& sampling, bool dense, const Policies& policies) {
-  if (prompt.empty()) tools::refuse("--prompt", "a text", "an empty one");
+int sweep_policies(const Model& model, SweepArguments arguments) {
+  std::vector<Setting> settings;
+  for (const std::string& flags : arguments.settings) settings.push_back({flags, flags});
+  if (settings.empty()) settings = default_settings();
+  const std::vector<std::string> passages =
+      passages_of(arguments.text, arguments.passages, arguments.prefill, arguments.bytes);
+  const File svg_file = open(arguments.svg), json_file = open(arguments.json);
+  std::vector<SweepRow> rows;
+  {
+    const auto count = static_cast<std::ptrdiff_t>(settings.size());
+    const std::ptrdiff_t each = arguments.prefill + arguments.bytes * (1 + count);
+    tools::Progress bar(stderr, arguments.passages * each);
+    rows = sweep(model, passages, arguments.prefill, arguments.bytes, settings, arguments.threads,
+                 [&](std::ptrdiff_t done) { bar.add(done); });
+  }
+  write(svg_file, figure(rows));
+  write(json_file, json(rows));
+  std::fputs(text(rows).c_str(), stdout);
+  return 0;
+}
+
+/// What factored states have changed while a text was written.
+class Comparison {
+ public:
+  Comparison(const Model& model, Decoder& prompt) : model_(model), dense_(prompt) {}
+  void add(std::uint8_t byte, Decoder& factored, const Vector& logits) {
+    ++bytes_;
+    kl_ += kl_divergence(dense_.read(byte), logits);
+    ratio_ += state_bytes_in_use(model_, factored) / dense_state_bytes(model_);
+  }
+  void print() const {
+    if (bytes_ == 0) return;
+    std::printf(
+        "[%.2f of the dense states' bytes; KL %.1e nats a byte from the dense model on this "
+        "text]\n",
+        ratio_ / bytes_, kl_ / bytes_);
+  }
+
+ private:
+  const Model& model_;
+  Decoder dense_;
+  double bytes_ = 0, kl_ = 0, ratio_ = 0;
+};
+
+int generate(const Model& model, const GenerateArguments& arguments, const Policies& policies) {
+  if (arguments.prompt.empty()) tools::refuse("--prompt", "a text", "an empty one");
+  if (arguments.dense && arguments.compare) {
+    throw ToolError("--compare: --dense has nothing to compare");
+  }
   Decoder reader(model);
   const Vector* logits = nullptr;
-  for (const char c : prompt) logits = &reader.read(static_cast<std::uint8_t>(c));
+  for (const char c : arguments.prompt) logits = &reader.read(static_cast<std::uint8_t>(c));
   Vector next = *logits;
-  std::unique_ptr<Decoder> writer =
-      dense ? std::make_unique<Decoder>(reader) : std::make_unique<Decoder>(reader, policies);
-  Sampler sample(sampling);
-  std::fputs(prompt.c_str(), stdout);
-  for (std::ptrdiff_t i = 0; i < bytes; ++i) {
+  Decoder writer = arguments.dense ? Decoder(reader) : Decoder(reader, policies);
+  std::unique_ptr<Comparison> comparison;
+  if (arguments.compare) comparison = std::make_unique<Comparison>(model, reader);
+  Sampler sample(arguments.sampling);
+  std::fputs(arguments.prompt.c_str(), stdout);
+  for (std::ptrdiff_t i = 0; i < arguments.bytes; ++i) {
     const std::uint8_t byte = sample(next);
     std::fputc(byte, stdout);
     std::fflush(stdout);
-    next = writer->read(byte);
+    next = writer.read(byte);
+    if (comparison) comparison->add(byte, writer, next);
   }
   std::fputc('\n', stdout);
+  if (comparison) comparison->print();
   return std::ferror(stdout) != 0 ? 1 : 0;
 }
 
@@ -254,6 +246,137 @@ int write_trace(const Model& model, const std::string& path, std::ptrdiff_t byte
   return 0;
 }
 
+// The command line: each subcommand with its options, and what it runs.
+
+struct Command {
+  CLI::App* app;
+  std::function<int(const Model&, const std::string& folder)> run;
+};
+
+CLI::Option* add_number(CLI::App* app, const char* option, std::ptrdiff_t& value,
+                        const char* meaning) {
+  return app->add_option(option, value, meaning)->transform(tools::whole_number<std::ptrdiff_t>());
+}
+CLI::Option* add_number(CLI::App* app, const char* option, double& value, const char* meaning) {
+  return app->add_option(option, value, meaning)->check(tools::check_real_number);
+}
+
+void at_least(const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
+  if (given < least)
+    tools::refuse(option, "at least " + std::to_string(least), std::to_string(given));
+}
+
+Command add_check(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("check", "compare with the reference's numbers");
+  const auto golden = std::make_shared<std::string>();
+  command->add_option("golden", *golden, "golden file, or a part of one");
+  return {command, [=](const Model& model, const std::string& folder) {
+            return compare_with_golden(model,
+                                       golden->empty() ? folder + "/golden.safetensors" : *golden);
+          }};
+}
+
+Command add_eval(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("eval", "factored beside dense over the same text");
+  struct Arguments {
+    std::string text, json;
+    std::ptrdiff_t bytes = 0, prefill = 0;
+    PolicyArguments policies;
+    explicit Arguments(CLI::App& app) : policies(app) {}
+  };
+  const auto a = std::make_shared<Arguments>(*command);
+  command->add_option("text", a->text, "a text file")->required();
+  add_number(command, "--bytes", a->bytes, "steps to score (default: to the end)");
+  add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed");
+  command->add_option("--json", a->json, "write the report here");
+  return {command, [=](const Model& model, const std::string&) {
+            at_least("--prefill", 0, a->prefill);
+            at_least("--bytes", 0, a->bytes);
+            return evaluate_text(model, a->text, a->prefill, a->bytes, a->policies.resolve(),
+                                 a->json);
+          }};
+}
+
+Command add_sweep(CLI::App& app) {
+  CLI::App* const command =
+      app.add_subcommand("sweep", "drift against memory over many policies, as a table");
+  const auto a = std::make_shared<SweepArguments>();
+  command->add_option("text", a->text, "a text file")->required();
+  add_number(command, "--passages", a->passages,
+             "that many, from the middles of as many equal parts of the text")
+      ->capture_default_str();
+  add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed")
+      ->capture_default_str();
+  add_number(command, "--bytes", a->bytes, "steps to score in each passage")->capture_default_str();
+  command->add_option("--setting", a->settings,
+                      "policy flags in quotes, as of eval; can be repeated (default: 55 of all "
+                      "policies)");
+  add_number(command, "--threads", a->threads, "passages and settings at a time")
+      ->capture_default_str();
+  command->add_option("--svg", a->svg, "draw a figure here");
+  command->add_option("--json", a->json, "write the figures here");
+  return {command, [=](const Model& model, const std::string&) {
+            at_least("--passages", 1, a->passages);
+            at_least("--prefill", 0, a->prefill);
+            at_least("--bytes", 1, a->bytes);
+            at_least("--threads", 1, a->threads);
+            return sweep_policies(model, *a);
+          }};
+}
+
+Command add_generate(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("generate", "write on from a prompt");
+  struct Arguments : GenerateArguments {
+    PolicyArguments policies;
+    explicit Arguments(CLI::App& app) : policies(app) {}
+  };
+  const auto a = std::make_shared<Arguments>(*command);
+  command->add_option("--prompt", a->prompt, "what the text begins with")->required();
+  add_number(command, "--bytes", a->bytes, "bytes to write")->capture_default_str();
+  add_number(command, "--temperature", a->sampling.temperature, "0: always the likeliest byte")
+      ->capture_default_str();
+  add_number(command, "--top-p", a->sampling.top_p, "share of probability that is sampled from")
+      ->capture_default_str();
+  command->add_option("--sampling-seed", a->sampling.seed, "of the sampling")
+      ->transform(tools::whole_number<std::uint64_t>())
+      ->capture_default_str();
+  command->add_flag("--dense", a->dense, "keep the states dense");
+  command->add_flag("--compare", a->compare,
+                    "let the dense model read along, and say what differs");
+  return {command, [=](const Model& model, const std::string&) {
+            at_least("--bytes", 0, a->bytes);
+            const SamplingOptions& sampling = a->sampling;
+            if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
+              tools::refuse("--temperature", "a number in [0, 100]",
+                            std::to_string(sampling.temperature));
+            }
+            if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
+              tools::refuse("--top-p", "a number in (0, 1]", std::to_string(sampling.top_p));
+            }
+            return generate(model, *a, a->policies.resolve());
+          }};
+}
+
+Command add_trace(CLI::App& app) {
+  CLI::App* const command = app.add_subcommand("trace", "write a trace that replay reads");
+  struct Arguments {
+    std::string text, output;
+    std::ptrdiff_t bytes = 0;
+    std::size_t layer = 0;
+  };
+  const auto a = std::make_shared<Arguments>();
+  command->add_option("text", a->text, "a text file")->required();
+  add_number(command, "--bytes", a->bytes, "bytes to read (default: all)");
+  command->add_option("--layer", a->layer, "which")
+      ->transform(tools::whole_number<std::size_t>())
+      ->required();
+  command->add_option("--output", a->output, "the trace")->required();
+  return {command, [=](const Model& model, const std::string&) {
+            at_least("--bytes", 0, a->bytes);
+            return write_trace(model, a->text, a->bytes, a->layer, a->output);
+          }};
+}
+
 void say(const std::string& line) { std::fprintf(stderr, "hybrid_lm: %s\n", line.c_str()); }
 
 }  // namespace
@@ -266,55 +389,8 @@ int main(int argc, char** argv) {
   std::string folder = SINKSTATE_HYBRID_LM_MODEL;
   app.add_option("--model", folder, "folder of config.json and model.safetensors")
       ->capture_default_str();
-
-  std::string golden;
-  CLI::App* const checking = app.add_subcommand("check", "compare with the reference's numbers");
-  checking->add_option("golden", golden, "golden file, or a part of one");
-
-  std::string text, json;
-  std::ptrdiff_t bytes = 0, prefill = 0;
-  CLI::App* const evaluating =
-      app.add_subcommand("eval", "factored beside dense over the same text");
-  evaluating->add_option("text", text, "a text file")->required();
-  evaluating->add_option("--bytes", bytes, "steps to score (default: to the end)")
-      ->transform(tools::whole_number<std::ptrdiff_t>());
-  evaluating->add_option("--prefill", prefill, "bytes that run dense and are then compressed")
-      ->transform(tools::whole_number<std::ptrdiff_t>());
-  evaluating->add_option("--json", json, "write the report here");
-  PolicyArguments evaluating_policies(*evaluating);
-
-  std::string prompt;
-  std::ptrdiff_t length = 400;
-  SamplingOptions sampling;
-  bool dense = false;
-  CLI::App* const generating = app.add_subcommand("generate", "write on from a prompt");
-  generating->add_option("--prompt", prompt, "what the text begins with")->required();
-  generating->add_option("--bytes", length, "bytes to write")
-      ->transform(tools::whole_number<std::ptrdiff_t>())
-      ->capture_default_str();
-  generating->add_option("--temperature", sampling.temperature, "0: always the likeliest byte")
-      ->check(tools::check_real_number)
-      ->capture_default_str();
-  generating->add_option("--top-p", sampling.top_p, "share of probability that is sampled from")
-      ->check(tools::check_real_number)
-      ->capture_default_str();
-  generating->add_option("--sampling-seed", sampling.seed, "of the sampling")
-      ->transform(tools::whole_number<std::uint64_t>())
-      ->capture_default_str();
-  generating->add_flag("--dense", dense, "keep the states dense");
-  PolicyArguments generating_policies(*generating);
-
-  std::string output;
-  std::size_t layer = 0;
-  CLI::App* const tracing = app.add_subcommand("trace", "write a trace that replay reads");
-  tracing->add_option("text", text, "a text file")->required();
-  tracing->add_option("--bytes", bytes, "bytes to read (default: all)")
-      ->transform(tools::whole_number<std::ptrdiff_t>());
-  tracing->add_option("--layer", layer, "which")
-      ->transform(tools::whole_number<std::size_t>())
-      ->required();
-  tracing->add_option("--output", output, "the trace")->required();
-
+  const Command commands[] = {add_check(app), add_eval(app), add_sweep(app), add_generate(app),
+                              add_trace(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -323,34 +399,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    const auto not_below = [](const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
-      if (given < least) {
-        tools::refuse(option, "at least " + std::to_string(least), std::to_string(given));
-      }
-    };
-    not_below("--prefill", 0, prefill);
-    not_below("--bytes", 0, bytes);
-    not_below("--bytes", 0, length);
-    if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
-      tools::refuse("--temperature", "a number in [0, 100]", std::to_string(sampling.temperature));
-    }
-    if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-      tools::refuse("--top-p", "a number in (0, 1]", std::to_string(sampling.top_p));
-    }
-    const Policies policies = evaluating->parsed()   ? evaluating_policies.resolve()
-                              : generating->parsed() ? generating_policies.resolve()
-                                                     : Policies{};
     const Model model = load_model(folder);
-    if (checking->parsed()) {
-      return check(model, golden.empty() ? folder + "/golden.safetensors" : golden);
+    for (const Command& command : commands) {
+      if (command.app->parsed()) return command.run(model, folder);
     }
-    if (evaluating->parsed()) {
-      return evaluate_text(model, text, prefill, bytes, policies, json);
-    }
-    if (generating->parsed()) return generate(model, prompt, length, sampling, dense, policies);
-    return write_trace(model, text, bytes, layer, output);
   } catch (const std::exception& error) {
     say(error.what());
-    return 2;
   }
+  return 2;
 }

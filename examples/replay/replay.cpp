@@ -1,17 +1,13 @@
 #include "replay.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <exception>
-#include <mutex>
 #include <sinkstate/sinkstate.hpp>
-#include <system_error>
-#include <thread>
 
 #include "dense_step.hpp"
 #include "oracles/dense_recurrence.hpp"
 #include "oracles/norms.hpp"
+#include "parallel_for.hpp"
 #include "thread_time.hpp"
 
 namespace sinkstate::tools {
@@ -453,32 +449,9 @@ TraceReport replay(const std::string& name, const Trace& trace, const ReplayOpti
   }
   const ReplayHead replay_one = choose(trace.rule, options);
   std::vector<HeadResult> heads(size(trace.value_heads));
-  std::atomic<std::ptrdiff_t> next{0};
-  std::exception_ptr failure;
-  std::mutex failure_mutex;
-  const auto work = [&] {
-    for (;;) {
-      const std::ptrdiff_t head = next++;
-      if (head >= trace.value_heads) return;
-      try {
-        heads[size(head)] = replay_one(name, trace, head, options, outputs, progress);
-      } catch (...) {
-        const std::lock_guard lock(failure_mutex);
-        if (!failure) failure = std::current_exception();
-        next = trace.value_heads;
-      }
-    }
-  };
-  std::vector<std::thread> threads;
-  const auto helpers = std::min<std::ptrdiff_t>(options.threads, trace.value_heads) - 1;
-  try {
-    for (std::ptrdiff_t i = 0; i < helpers; ++i) threads.emplace_back(work);
-  } catch (const std::system_error&) {
-    // The system has no more threads: those that there are, and this one, do the work.
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
+  parallel_for(trace.value_heads, options.threads, [&](std::ptrdiff_t head) {
+    heads[size(head)] = replay_one(name, trace, head, options, outputs, progress);
+  });
 
   TraceReport report{name,
                      to_string(trace.rule),

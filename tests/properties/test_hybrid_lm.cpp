@@ -1,5 +1,6 @@
 // The language model of the example: against the reference's numbers, dense against factored, and
 // what it refuses.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -12,7 +13,9 @@
 
 #include "hybrid_lm/evaluate.hpp"
 #include "hybrid_lm/model.hpp"
+#include "hybrid_lm/report.hpp"
 #include "hybrid_lm/sampling.hpp"
+#include "hybrid_lm/sweep.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -45,7 +48,8 @@ Policies all(const tools::ReplayOptions& options) { return {options, options, op
 Evaluation evaluate_text(std::ptrdiff_t prefill, std::ptrdiff_t bytes, const Policies& policies) {
   static const std::string text = contents(folder / "text.txt");
   REQUIRE(text.size() >= 8192);
-  return evaluate(model(), text, prefill, bytes, policies, [](std::ptrdiff_t) {});
+  const auto progress = [](std::ptrdiff_t) {};
+  return evaluate(model(), read_dense(model(), text, prefill, bytes, progress), policies, progress);
 }
 
 template <class Action>
@@ -119,6 +123,57 @@ TEST_CASE("hybrid_lm: three policies, truncated") {
       for (const double rank : layer.factored.rank_mean) CHECK(rank > 0);
     }
   }
+}
+
+TEST_CASE("hybrid_lm: a sweep is the mean of evaluations, for any number of threads") {
+  const std::string text = contents(folder / "text.txt");
+  const std::vector<std::string> passages{text.substr(0, 97), text.substr(1000, 97)};
+  const std::vector<Setting> settings{{"a", "--epsilon 0.1"},
+                                      {"b", "--policy fixed-rank --rank 6 --sink"}};
+  const auto progress = [](std::ptrdiff_t) {};
+  const auto rows = [&](std::ptrdiff_t threads) {
+    return sweep(model(), passages, 32, 64, settings, threads, progress);
+  };
+  const std::vector<SweepRow> alone = rows(1);
+  REQUIRE(alone.size() == 2);
+  CHECK(json(alone) == json(rows(3)));
+  for (const SweepRow& row : alone) {
+    const Policies policies = parse_policies("", row.setting.flags);
+    double kl = 0, worst = 0, ratio = 0, lost = 0;
+    for (const std::string& passage : passages) {
+      const Evaluation e =
+          evaluate(model(), read_dense(model(), passage, 32, 64, progress), policies, progress);
+      kl += e.kl_mean / 2;
+      worst = std::max(worst, e.kl_worst);
+      ratio += e.state_ratio_mean / 2;
+      lost += (e.bits_per_byte - e.bits_per_byte_dense) / 2;
+    }
+    CHECK(row.kl_mean == Catch::Approx(kl).epsilon(1e-12));
+    CHECK(row.kl_worst == worst);
+    CHECK(row.state_ratio_mean == Catch::Approx(ratio).epsilon(1e-12));
+    CHECK(row.bits_lost == Catch::Approx(lost).epsilon(1e-9));
+    CHECK(row.rank_mean > 0);
+    CHECK(row.kl_per_1024.size() == 1);
+  }
+  CHECK(contains(sinkstate::hybrid_lm::text(alone), "| `--policy fixed-rank --rank 6 --sink` |"));
+  CHECK(contains(refusal([&] {
+                   sweep(model(), passages, 32, 64, {{"a", "--rank 3"}}, 1, progress);
+                 }),
+                 "--setting: --rank: local-svd has no use for it"));
+}
+
+TEST_CASE("hybrid_lm: the settings of the sweep are all understood, and cover all policies") {
+  std::set<Compaction> compactions;
+  bool sink = false;
+  for (const Setting& setting : default_settings()) {
+    INFO(setting.flags);
+    const Policies policies = parse_policies("", setting.flags);
+    compactions.insert(policies.kimi_delta.compaction);
+    sink = sink || policies.gated_delta.sink;
+  }
+  CHECK(compactions.size() == std::size(tools::all_compactions));
+  CHECK(sink);
+  CHECK(default_settings().size() >= 24);
 }
 
 TEST_CASE("hybrid_lm: from the first byte on, without a prefill") {
@@ -244,6 +299,10 @@ TEST_CASE("hybrid_lm: the command line") {
   refused("", "subcommand");
   refused("eval none.txt", "none.txt: cannot be read");
   refused("eval /dev/null", "wanted a text");
+  refused("eval /", "/: cannot be read");
+  refused("eval '" SINKSTATE_TEST_HYBRID_LM "'", "wanted a text, given byte ");
+  write(directory / "zero.txt", std::string("A text\n\twith a zero\0 in it", 27));
+  refused("sweep '" + (directory / "zero.txt").string() + "'", "given byte 0 at offset 19");
   refused("eval " + text + " --bytes 100000", "--bytes: wanted with a prefill of 0");
   refused("eval " + text + " --prefill -1", "--prefill: wanted at least 0");
   refused("eval " + text + " --policy foo", "--policy: wanted local-svd");
@@ -264,6 +323,20 @@ TEST_CASE("hybrid_lm: the command line") {
   CHECK(written.size() == 21 + 60 + 1);
   CHECK(run(generate) == 0);
   CHECK(contents(directory / "out") == written);
+
+  CHECK(run("generate --prompt 'A letter' --bytes 40 --compare") == 0);
+  CHECK(contains(contents(directory / "out"), " of the dense states' bytes; KL "));
+  refused("generate --prompt x --dense --compare", "--compare: ");
+
+  const std::string svg = (directory / "sweep.svg").string();
+  CHECK(run("sweep " + text + " --passages 2 --prefill 32 --bytes 16 --setting '--epsilon 0.1' " +
+            "--setting '--policy fixed-rank --rank 4' --svg '" + svg + "'") == 0);
+  CHECK(contains(contents(directory / "out"), "| `--policy fixed-rank --rank 4` |"));
+  CHECK(contains(contents(svg), "<title>--epsilon 0.1</title>"));
+  refused("sweep " + text + " --passages 0", "--passages: wanted at least 1");
+  refused("sweep " + text + " --passages 9 --prefill 0 --bytes 5000", "--bytes: wanted");
+  refused("sweep " + text + " --bytes 8 --setting '--policy foo'", "--setting: --policy: wanted");
+  refused("sweep " + text + " --bytes 8 --svg /none/x.svg", "/none/x.svg: cannot be written");
 
   const std::string report = (directory / "report.json").string();
   CHECK(run("eval " + text +
