@@ -9,7 +9,7 @@
 namespace sinkstate::tools {
 namespace {
 
-constexpr double width = 860, height = 520;
+constexpr double width = 920, height = 520;
 constexpr double left = 70, right = 640, top = 40, bottom = 465;
 
 // Okabe and Ito's colours, which colour-blind people can tell apart; then the same, darker.
