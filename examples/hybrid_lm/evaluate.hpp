@@ -1,5 +1,5 @@
 /// @file
-/// The factored model held against the dense one, and the dense one against golden data.
+/// The factored model held against the dense one.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct Evaluation {
   double logit_error = 0;       // largest difference of two logits
   double state_ratio_mean = 0;  // factored bytes, everything counted, over dense
   double state_ratio_peak = 0;
-  double bytes_per_second_dense = 0;
+  double bytes_per_second_dense = 0;  // of processor time, on one thread
   double bytes_per_second = 0;
   std::vector<LayerFigures> layers;
 };
@@ -71,14 +71,5 @@ double kl_divergence(const Vector& wanted, const Vector& given);
 /// Bytes of all recurrent states of a decoder, dense and as they are.
 double dense_state_bytes(const Model& model);
 double state_bytes_in_use(const Model& model, Decoder& decoder);
-
-/// Differences to golden data: what is in the file is compared, what is not is left out.
-struct GoldenCheck {
-  std::ptrdiff_t bytes = 0;
-  double logits = 0;     // largest, absolute
-  double states = 0;     // largest of the layers, relative
-  double sequences = 0;  // of head 0, largest, relative to the largest number of a sequence
-};
-GoldenCheck check_golden(const Model& model, const std::filesystem::path& golden);
 
 }  // namespace sinkstate::hybrid_lm

@@ -7,13 +7,14 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "evaluate.hpp"
+#include "golden.hpp"
 #include "model.hpp"
 #include "policies.hpp"
 #include "replay/atomic_file.hpp"
@@ -44,30 +45,40 @@ struct GenerateArguments {
   bool compare = false;
 };
 
+/// Bytes are looked at as they come, so that a device or a binary is refused at once.
 std::string read_text(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   if (!stream || std::filesystem::is_directory(path)) throw ToolError(path + ": cannot be read");
-  std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  std::string text;
+  for (char c = 0; stream.get(c);) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < ' ' && (byte < '\t' || byte > '\r')) {
+      throw ToolError(path + ": wanted a text, given byte " + std::to_string(byte) + " at offset " +
+                      std::to_string(text.size()));
+    }
+    text += c;
+  }
   if (stream.bad()) throw ToolError(path + ": cannot be read");
   if (text.empty()) throw ToolError(path + ": wanted a text, given an empty file");
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte >= ' ' || (byte >= '\t' && byte <= '\r')) continue;
-    throw ToolError(path + ": wanted a text, given byte " + std::to_string(byte) + " at offset " +
-                    std::to_string(i));
-  }
   return text;
 }
 
 int compare_with_golden(const Model& model, const std::string& golden) {
   const GoldenCheck found = check_golden(model, golden);
-  constexpr double logit_bar = 1e-3, state_bar = 1e-5, sequence_bar = 1e-4;
-  std::printf(
-      "%td bytes: logits within %.1e (wanted %.0e), states within %.1e (wanted %.0e), "
-      "outputs of head 0 within %.1e (wanted %.0e)\n",
-      found.bytes, found.logits, logit_bar, found.states, state_bar, found.sequences, sequence_bar);
-  const bool good =
-      found.logits <= logit_bar && found.states <= state_bar && found.sequences <= sequence_bar;
+  std::printf("%td bytes\n", found.bytes);
+  bool good = true;
+  const auto report = [&](const char* what, const Compared& part, double bar) {
+    if (part.numbers == 0) {
+      std::printf("%-18s none in this file\n", what);
+      return;
+    }
+    std::printf("%-18s within %.1e (wanted %.0e), %td numbers\n", what, part.difference, bar,
+                part.numbers);
+    good = good && part.difference <= bar;
+  };
+  report("logits", found.logits, 1e-3);
+  report("states", found.states, 1e-5);
+  report("outputs of head 0", found.sequences, 1e-4);
   std::puts(good ? "the model computes what the reference did" : "DIFFERENT from the reference");
   return good ? 0 : 1;
 }
@@ -79,13 +90,21 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
   const auto size = static_cast<std::ptrdiff_t>(text.size());
   const std::ptrdiff_t part = size / count;
   const std::ptrdiff_t skipped = count == 1 ? 0 : part / 2;
-  const std::ptrdiff_t room = part - skipped - prefill - 1;
+  const std::ptrdiff_t most = part - skipped - 2;  // one byte to score, and the one after it
+  if (most < 0) {
+    tools::refuse("text", "at least 2 bytes for each passage",
+                  std::to_string(size) + " for " + std::to_string(count));
+  }
+  if (prefill > most) {
+    tools::refuse("--prefill", "at most " + std::to_string(most) + " of this text",
+                  std::to_string(prefill));
+  }
+  const std::ptrdiff_t room = most + 1 - prefill;
   if (bytes == 0) bytes = room;
-  if (bytes < 1 || bytes > room) {
+  if (bytes > room) {
     tools::refuse("--bytes",
-                  "with a prefill of " + std::to_string(prefill) +
-                      " and the byte after it, at most " +
-                      std::to_string(std::max<std::ptrdiff_t>(0, room)) + " of this text",
+                  "behind a prefill of " + std::to_string(prefill) + ", at most " +
+                      std::to_string(room) + " of this text",
                   std::to_string(bytes));
   }
   std::vector<std::string> passages;
@@ -97,6 +116,21 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
 }
 
 using File = std::unique_ptr<tools::AtomicFile>;
+
+/// No output may be another file of the command; empty paths are no files.
+struct Named {
+  const char* what;
+  const std::string& path;
+};
+void require_different(std::initializer_list<Named> files) {
+  for (const Named& file : files) {
+    for (const Named* other = files.begin(); other != &file; ++other) {
+      if (file.path.empty() || other->path.empty()) continue;
+      if (!tools::same_file(file.path, other->path)) continue;
+      tools::refuse(file.what, "a file of its own", std::string("that of ") + other->what);
+    }
+  }
+}
 
 /// Opened before long work, so that it can be refused.
 File open(const std::string& path) {
@@ -110,6 +144,7 @@ void write(const File& file, const std::string& contents) {
 
 int evaluate_text(const Model& model, const std::string& path, std::ptrdiff_t prefill,
                   std::ptrdiff_t bytes, const Policies& policies, const std::string& json_path) {
+  require_different({{"text", path}, {"--json", json_path}});
   const std::vector<std::string> passage = passages_of(path, 1, prefill, bytes);
   const File json_file = open(json_path);
   Evaluation result;
@@ -128,6 +163,8 @@ int sweep_policies(const Model& model, SweepArguments arguments) {
   std::vector<Setting> settings;
   for (const std::string& flags : arguments.settings) settings.push_back({flags, flags});
   if (settings.empty()) settings = default_settings();
+  require_different(
+      {{"text", arguments.text}, {"--svg", arguments.svg}, {"--json", arguments.json}});
   const std::vector<std::string> passages =
       passages_of(arguments.text, arguments.passages, arguments.prefill, arguments.bytes);
   const File svg_file = open(arguments.svg), json_file = open(arguments.json);
@@ -170,9 +207,6 @@ class Comparison {
 
 int generate(const Model& model, const GenerateArguments& arguments, const Policies& policies) {
   if (arguments.prompt.empty()) tools::refuse("--prompt", "a text", "an empty one");
-  if (arguments.dense && arguments.compare) {
-    throw ToolError("--compare: --dense has nothing to compare");
-  }
   Decoder reader(model);
   const Vector* logits = nullptr;
   for (const char c : arguments.prompt) logits = &reader.read(static_cast<std::uint8_t>(c));
@@ -182,21 +216,22 @@ int generate(const Model& model, const GenerateArguments& arguments, const Polic
   if (arguments.compare) comparison = std::make_unique<Comparison>(model, reader);
   Sampler sample(arguments.sampling);
   std::fputs(arguments.prompt.c_str(), stdout);
-  for (std::ptrdiff_t i = 0; i < arguments.bytes; ++i) {
+  for (std::ptrdiff_t i = 0; i < arguments.bytes && std::fflush(stdout) == 0; ++i) {
     const std::uint8_t byte = sample(next);
     std::fputc(byte, stdout);
-    std::fflush(stdout);
     next = writer.read(byte);
     if (comparison) comparison->add(byte, writer, next);
   }
   std::fputc('\n', stdout);
   if (comparison) comparison->print();
-  return std::ferror(stdout) != 0 ? 1 : 0;
+  return 0;
 }
 
-/// The tokens of one layer's recurrence, as the dense model has them.
+/// The tokens of one layer's recurrence, as the dense model has them. Its keys and queries are those
+/// that the recurrence sees: after normalisation, and of delta rules with the query's d_k^(-1/2).
 int write_trace(const Model& model, const std::string& path, std::ptrdiff_t bytes,
                 std::size_t layer, const std::string& output) {
+  require_different({{"text", path}, {"--output", output}});
   const std::string text = read_text(path);
   if (bytes == 0) bytes = static_cast<std::ptrdiff_t>(text.size());
   if (bytes < 1 || bytes > static_cast<std::ptrdiff_t>(text.size())) {
@@ -206,13 +241,15 @@ int write_trace(const Model& model, const std::string& path, std::ptrdiff_t byte
   if (layer >= model.layers.size() || model.layers[layer].mixer == Mixer::attention) {
     tools::refuse("--layer", "a recurrent layer", std::to_string(layer));
   }
+  tools::AtomicFile file(output);
   const Mixer mixer = model.layers[layer].mixer;
   const HeadShape& shape = model.config.heads(mixer);
   tools::Trace trace;
   trace.rule = mixer == Mixer::gated_delta  ? tools::Rule::gated_delta
                : mixer == Mixer::kimi_delta ? tools::Rule::kimi_delta
                                             : tools::Rule::mamba2;
-  trace.source = "hybrid-lm, layer " + std::to_string(layer);
+  trace.source = "hybrid-lm, layer " + std::to_string(layer) +
+                 (mixer == Mixer::mamba2 ? "" : ", q times d_k^-1/2") + ", state_end in fp32";
   trace.tokens = bytes;
   trace.key_heads = shape.key_heads;
   trace.value_heads = shape.heads;
@@ -241,7 +278,8 @@ int write_trace(const Model& model, const std::string& path, std::ptrdiff_t byte
     const std::vector<float> state = decoder.states(layer).dense(h);
     trace.state_end.insert(trace.state_end.end(), state.begin(), state.end());
   }
-  tools::save_trace(output, trace);
+  tools::save_trace(file, trace);
+  file.commit();
   std::printf("%s: %td tokens of layer %zu, %d heads\n", output.c_str(), bytes, layer, shape.heads);
   return 0;
 }
@@ -259,6 +297,12 @@ CLI::Option* add_number(CLI::App* app, const char* option, std::ptrdiff_t& value
 }
 CLI::Option* add_number(CLI::App* app, const char* option, double& value, const char* meaning) {
   return app->add_option(option, value, meaning)->check(tools::check_real_number);
+}
+
+void add_path(CLI::App* app, const char* option, std::string& path, const char* meaning) {
+  app->add_option(option, path, meaning)->check([](const std::string& given) {
+    return given.empty() ? "wanted a path, given an empty one" : "";
+  });
 }
 
 void at_least(const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
@@ -288,7 +332,7 @@ Command add_eval(CLI::App& app) {
   command->add_option("text", a->text, "a text file")->required();
   add_number(command, "--bytes", a->bytes, "steps to score (default: to the end)");
   add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed");
-  command->add_option("--json", a->json, "write the report here");
+  add_path(command, "--json", a->json, "write the report here");
   return {command, [=](const Model& model, const std::string&) {
             at_least("--prefill", 0, a->prefill);
             at_least("--bytes", 0, a->bytes);
@@ -313,8 +357,8 @@ Command add_sweep(CLI::App& app) {
                       "policies)");
   add_number(command, "--threads", a->threads, "passages and settings at a time")
       ->capture_default_str();
-  command->add_option("--svg", a->svg, "draw a figure here");
-  command->add_option("--json", a->json, "write the figures here");
+  add_path(command, "--svg", a->svg, "draw a figure here");
+  add_path(command, "--json", a->json, "write the figures here");
   return {command, [=](const Model& model, const std::string&) {
             at_least("--passages", 1, a->passages);
             at_least("--prefill", 0, a->prefill);
@@ -353,6 +397,9 @@ Command add_generate(CLI::App& app) {
             if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
               tools::refuse("--top-p", "a number in (0, 1]", std::to_string(sampling.top_p));
             }
+            if (a->dense && (a->compare || a->policies.given())) {
+              throw ToolError("--dense: takes no policy, and has nothing to compare");
+            }
             return generate(model, *a, a->policies.resolve());
           }};
 }
@@ -370,7 +417,10 @@ Command add_trace(CLI::App& app) {
   command->add_option("--layer", a->layer, "which")
       ->transform(tools::whole_number<std::size_t>())
       ->required();
-  command->add_option("--output", a->output, "the trace")->required();
+  command
+      ->add_option("--output", a->output,
+                   "the trace: keys and queries as the recurrence sees them, state_end in fp32")
+      ->required();
   return {command, [=](const Model& model, const std::string&) {
             at_least("--bytes", 0, a->bytes);
             return write_trace(model, a->text, a->bytes, a->layer, a->output);
@@ -386,6 +436,7 @@ int main(int argc, char** argv) {
       "A small byte-level hybrid language model (Gated DeltaNet, Kimi Delta Attention, Mamba-2, "
       "attention) whose recurrent states are kept by sinkstate."};
   app.require_subcommand(1);
+  app.fallthrough();  // --model may come last
   std::string folder = SINKSTATE_HYBRID_LM_MODEL;
   app.add_option("--model", folder, "folder of config.json and model.safetensors")
       ->capture_default_str();
@@ -401,7 +452,11 @@ int main(int argc, char** argv) {
   try {
     const Model model = load_model(folder);
     for (const Command& command : commands) {
-      if (command.app->parsed()) return command.run(model, folder);
+      if (!command.app->parsed()) continue;
+      const int code = command.run(model, folder);
+      if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+      say("standard output: cannot be written");
+      return 1;
     }
   } catch (const std::exception& error) {
     say(error.what());

@@ -12,7 +12,6 @@ Vector rms_norm(const Vector& x, const Vector& weight) {
 }
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 Vector silu(const Vector& x) { return x.array() / (1.0f + (-x.array()).exp()); }
-float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 /// Each head of x to length 1.
 void normalize_heads(Vector& x, int width) {
@@ -76,16 +75,18 @@ LayerWeights load_layer(Weights& file, const Config& config, std::size_t index) 
     layer.decay = linear("a_proj", shape.heads, width);
     layer.decay_bias = file.vector(mixer + "dt_bias", shape.heads);
   } else {
-    layer.z_first = linear("g_a_proj", config.kimi_rank, width);
-    layer.z = linear("g_b_proj", values, config.kimi_rank);
-    layer.decay_first = linear("f_a_proj", config.kimi_rank, width);
-    layer.decay = linear("f_b_proj", keys, config.kimi_rank);
+    layer.z_first = linear("g_a_proj", config.kimi_gate_rank, width);
+    layer.z = linear("g_b_proj", values, config.kimi_gate_rank);
+    layer.decay_first = linear("f_a_proj", config.kimi_decay_rank, width);
+    layer.decay = linear("f_b_proj", keys, config.kimi_decay_rank);
     layer.decay_bias = file.vector(mixer + "dt_bias", keys);
   }
   return layer;
 }
 
 }  // namespace
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
 void ShortConvolution::operator()(Vector& u, Matrix& past) const {
   Vector y = taps.col(3).cwiseProduct(u) + bias;
@@ -105,6 +106,7 @@ Model load_model(const std::filesystem::path& folder) {
   for (std::size_t n = 0; n < model.config.layers.size(); ++n) {
     model.layers.push_back(load_layer(file, model.config, n));
   }
+  file.require_all_used();
   return model;
 }
 
@@ -165,6 +167,10 @@ const Vector& Decoder::read(std::uint8_t byte) {
   }
   ++position_;
   logits_.noalias() = model_.embedding * rms_norm(residual_, model_.final_norm);
+  if (!logits_.allFinite()) {
+    throw tools::ToolError("the logits behind byte " + std::to_string(position_) +
+                           " are not finite");
+  }
   return logits_;
 }
 

@@ -21,6 +21,9 @@ struct ShortConvolution {
   void operator()(Vector& u, Matrix& past) const;
 };
 
+/// log(1 + exp(x)); of large x, whose exponential overflows, x itself.
+float softplus(float x);
+
 struct LayerWeights {
   Mixer mixer = Mixer::attention;
   Vector norm1, norm2;
@@ -80,10 +83,10 @@ class Decoder {
   Decoder(Decoder& other, const Policies& policies) : Decoder(other, &policies) {}
 
   /// Logits of the byte after this one.
+  /// @throws tools::ToolError when numbers overflow
   const Vector& read(std::uint8_t byte);
 
   LayerStates& states(std::size_t layer) { return *memories_[layer].states; }
-  const LayerMemory& memory(std::size_t layer) const { return memories_[layer]; }
   /// Tokens of the recurrence of the layer that was read last, for whoever wants to look.
   const std::vector<HeadToken>& tokens(std::size_t layer) const { return tokens_[layer]; }
 

@@ -1,5 +1,6 @@
 #include "policies.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <iterator>
@@ -20,11 +21,17 @@ auto parse(const std::string& name, const std::string& flags, CLI::App& app, Par
 
 }  // namespace
 
-PolicyArguments::PolicyArguments(CLI::App& command) : flags_(command, common_) {
+PolicyArguments::PolicyArguments(CLI::App& command) : command_(command), flags_(command, common_) {
   for (Kind& kind : kinds_) {
     command.add_option(kind.option, kind.flags,
                        "for these layers instead, in quotes: \"--policy full-svd --epsilon 0.1\"");
   }
+  for (const CLI::Option* const option : command.get_options()) options_.push_back(option);
+}
+
+bool PolicyArguments::given() const {
+  return std::any_of(options_.begin(), options_.end(),
+                     [](const CLI::Option* option) { return option->count() > 0; });
 }
 
 Policies PolicyArguments::resolve() {
@@ -33,8 +40,10 @@ Policies PolicyArguments::resolve() {
   tools::ReplayOptions* const targets[] = {&policies.gated_delta, &policies.kimi_delta,
                                            &policies.mamba2};
   for (std::size_t i = 0; i < std::size(kinds_); ++i) {
-    if (kinds_[i].flags.empty()) continue;
+    if (command_.count(kinds_[i].option) == 0) continue;
+    if (kinds_[i].flags.empty()) tools::refuse(kinds_[i].option, "policy flags", "none");
     CLI::App app;
+    app.set_help_flag();
     tools::ReplayOptions own;
     tools::PolicyFlags flags(app, own);
     parse(kinds_[i].option, kinds_[i].flags, app, flags);
@@ -45,6 +54,7 @@ Policies PolicyArguments::resolve() {
 
 Policies parse_policies(const std::string& name, const std::string& flags) {
   CLI::App app;
+  app.set_help_flag();
   PolicyArguments arguments(app);
   return parse(name, flags, app, arguments);
 }

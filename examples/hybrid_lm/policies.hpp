@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model.hpp"
 #include "replay/policy_flags.hpp"
@@ -18,15 +19,19 @@ class PolicyArguments {
   /// After parsing.
   /// @throws tools::ToolError
   Policies resolve();
+  /// Whether any of the flags was used.
+  bool given() const;
 
  private:
   struct Kind {
     const char* option;
     std::string flags;
   };
+  CLI::App& command_;
   Kind kinds_[3] = {{"--gdn", {}}, {"--kda", {}}, {"--mamba2", {}}};
   tools::ReplayOptions common_;
   tools::PolicyFlags flags_;
+  std::vector<const CLI::Option*> options_;
 };
 
 /// The same flags in one string.

@@ -46,8 +46,8 @@ std::string text(const Evaluation& e) {
   out += format("\n  same likeliest byte %.2f %%\n", 100 * e.top1_agreement);
   out += format("  state bytes        %.3f of dense (peak %.3f), everything counted\n",
                 e.state_ratio_mean, e.state_ratio_peak);
-  out += format("  bytes per second   %.0f dense, %.0f factored\n\n", e.bytes_per_second_dense,
-                e.bytes_per_second);
+  out += format("  bytes per second   %.0f dense, %.0f factored, of processor time\n\n",
+                e.bytes_per_second_dense, e.bytes_per_second);
   out +=
       "  layer   mean rank of each head (share of bytes in dense form)   us a byte: dense, "
       "step + compaction\n";
@@ -103,10 +103,10 @@ std::string text(const std::vector<SweepRow>& rows) {
                     std::string("|---|---|---|---|---|---|---|---|") + (by_part ? "---|" : "") +
                     "\n";
   for (const SweepRow& row : rows) {
-    out += format("| `%s` | %.3f | %.3f | %.2e | %.2e | %.2f %% | %.5f | %.1f | %.0f %% |",
-                  row.setting.flags.c_str(), row.state_ratio_mean, row.state_ratio_peak,
-                  row.kl_mean, row.kl_worst, 100 * row.top1_agreement, row.bits_lost, row.rank_mean,
-                  100 * row.dense_fallback);
+    out += "| `" + row.setting.flags + "` |";
+    out += format(" %.3f | %.3f | %.2e | %.2e | %.2f %% | %.5f | %.1f | %.0f %% |",
+                  row.state_ratio_mean, row.state_ratio_peak, row.kl_mean, row.kl_worst,
+                  100 * row.top1_agreement, row.bits_lost, row.rank_mean, 100 * row.dense_fallback);
     if (by_part) {
       for (const double kl : row.kl_per_1024) out += format(" %.1e", kl);
       out += " |";
@@ -120,9 +120,12 @@ std::string text(const std::vector<SweepRow>& rows) {
       if (!(row.kl_mean <= bar)) continue;
       if (least == nullptr || row.state_ratio_mean < least->state_ratio_mean) least = &row;
     }
-    out += least == nullptr ? format("- No setting reaches a KL of %g.\n", bar)
-                            : format("- A KL of %g: %.3f of the dense bytes, `%s`.\n", bar,
-                                     least->state_ratio_mean, least->setting.flags.c_str());
+    if (least == nullptr) {
+      out += format("- No setting reaches a KL of %g.\n", bar);
+    } else {
+      out += format("- A KL of %g: %.3f of the dense bytes, ", bar, least->state_ratio_mean);
+      out += "`" + least->setting.flags + "`.\n";
+    }
   }
   return out;
 }

@@ -1,6 +1,7 @@
 /// @file
-/// The recurrent states of a layer, dense or on sinkstate: all that an engine has to do with the
-/// library is in this header and its source.
+/// The recurrent states of a layer, dense or on sinkstate. All calls of the library are in the
+/// source beside it; what it takes from replay are the options of a command line and the dense step
+/// to compare with, of which an engine has its own.
 #pragma once
 
 #include <cstddef>

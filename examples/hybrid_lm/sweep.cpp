@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "replay/parallel_for.hpp"
+#include "worst.hpp"
 
 namespace sinkstate::hybrid_lm {
 
@@ -76,7 +77,7 @@ std::vector<SweepRow> sweep(const Model& model, const std::vector<std::string>& 
       row.state_ratio_mean += share * e.state_ratio_mean;
       row.state_ratio_peak = std::max(row.state_ratio_peak, e.state_ratio_peak);
       row.kl_mean += share * e.kl_mean;
-      row.kl_worst = std::max(row.kl_worst, e.kl_worst);
+      include_worst(row.kl_worst, e.kl_worst);
       row.kl_per_1024.resize(e.kl_per_1024.size());
       for (std::size_t k = 0; k < e.kl_per_1024.size(); ++k) {
         row.kl_per_1024[k] += share * e.kl_per_1024[k];

@@ -4,7 +4,7 @@
 
 #include <Eigen/Core>
 #include <filesystem>
-#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +16,9 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 using Vector = Eigen::VectorXf;
 
 enum class Mixer { gated_delta, kimi_delta, mamba2, attention };
+
+/// As a configuration spells it.
+const char* to_string(Mixer mixer);
 
 /// The heads of one recurrent layer.
 struct HeadShape {
@@ -35,7 +38,8 @@ struct Config {
   HeadShape gated_delta;
   HeadShape kimi_delta;
   HeadShape mamba2;
-  int kimi_rank = 0;    // of the two-step gate projections
+  int kimi_decay_rank = 0;  // of the projections in two steps
+  int kimi_gate_rank = 0;
   int norm_groups = 0;  // of Mamba-2's output
   int attention_heads = 0;
   int attention_width = 0;  // of a head
@@ -51,18 +55,23 @@ inline constexpr float norm_epsilon = 1e-6f;
 /// kind
 Config load_config(const std::filesystem::path& path);
 
-/// Tensors by name, in fp32; a name is asked for once, with the shape that it must have.
+/// Tensors by name, in fp32.
 class Weights {
  public:
   explicit Weights(const std::filesystem::path& path) : file_(path) {}
-  /// @throws tools::ToolError naming the wanted and the given shape
+  /// @throws tools::ToolError naming the wanted and the given shape, or for numbers that are not
+  /// finite
   Matrix matrix(const std::string& name, int rows, int cols);
   Vector vector(const std::string& name, int size);
+
+  /// @throws tools::ToolError naming a tensor that nobody asked for: a part of another model
+  void require_all_used() const;
 
  private:
   std::vector<float> take(const std::string& name, const std::vector<std::size_t>& shape);
 
   tools::SafetensorsFile file_;
+  std::set<std::string> used_;
 };
 
 }  // namespace sinkstate::hybrid_lm

@@ -58,6 +58,13 @@ void AtomicFile::commit() {
   temporary_.clear();
 }
 
+bool same_file(const fs::path& a, const fs::path& b) {
+  std::error_code error;  // what cannot be looked at is refused when it is opened
+  const fs::path known_a = fs::weakly_canonical(fs::absolute(a), error);
+  const fs::path known_b = fs::weakly_canonical(fs::absolute(b), error);
+  return !known_a.empty() && known_a == known_b;
+}
+
 void AtomicFile::fail(int error) const {
   throw ToolError(target_, "cannot be written: " + std::generic_category().message(error));
 }

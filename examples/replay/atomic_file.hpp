@@ -51,4 +51,7 @@ class AtomicFile {
   std::FILE* stream_ = nullptr;
 };
 
+/// Whether two paths, of files that may not exist yet, lead to one place.
+bool same_file(const std::filesystem::path& a, const std::filesystem::path& b);
+
 }  // namespace sinkstate::tools

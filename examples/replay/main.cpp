@@ -61,14 +61,6 @@ void refuse_foreign(const CLI::App& app) {
   }
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  namespace fs = std::filesystem;
-  std::error_code error;  // what cannot be looked at is refused when it is opened
-  const fs::path known_a = fs::weakly_canonical(fs::absolute(a), error);
-  const fs::path known_b = fs::weakly_canonical(fs::absolute(b), error);
-  return !known_a.empty() && known_a == known_b;
-}
-
 /// What was left after parsing by type: values and combinations without a meaning.
 void check(const CLI::App& app, const Arguments& arguments, const std::string& backend) {
   if (backend != "host") refuse("--backend", "host (all that this version has)", backend);

@@ -73,7 +73,8 @@ PolicyFlags::PolicyFlags(CLI::App& app, ReplayOptions& options) : app_(app), opt
       ->transform(whole_number<std::ptrdiff_t>());
   app.add_flag("--no-dense-fallback", no_dense_fallback_,
                "never go dense: keep up to min(d_k, d_v) terms (local-svd, full-svd)");
-  app.add_flag("--sink", options.sink, "keep the part along the trace's sink_direction apart");
+  app.add_flag("--sink", options.sink,
+               "keep the part along a head's sink direction, its mean value, apart");
   app.add_option("--seed", options.seed, "of random sketches (all but dense-buffered)")
       ->transform(whole_number<std::uint64_t>());
   app.add_option("--storage", storage_, "of the factors: fp32");

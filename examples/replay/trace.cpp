@@ -191,6 +191,12 @@ Trace load_trace(const std::filesystem::path& path) {
 }
 
 void save_trace(const std::filesystem::path& path, const Trace& trace) {
+  AtomicFile file(path);
+  save_trace(file, trace);
+  file.commit();
+}
+
+void save_trace(AtomicFile& file, const Trace& trace) {
   std::vector<OutputTensor> tensors;
   for (const Field& field : fields_of(trace)) {
     const std::vector<float>& values = trace.*field.values;
@@ -198,14 +204,12 @@ void save_trace(const std::filesystem::path& path, const Trace& trace) {
     const FloatType type = field.stored == nullptr ? FloatType::f32 : trace.stored.*field.stored;
     tensors.push_back({field.name, type, field.shape, &values});
   }
-  AtomicFile file(path);
   write_safetensors(file,
                     {{"format", format_name},
                      {"rule", to_string(trace.rule)},
                      {"head_map", to_string(trace.head_map)},
                      {"source", trace.source}},
                     std::move(tensors));
-  file.commit();
 }
 
 Trace cut(const Trace& trace, std::ptrdiff_t tokens, const std::vector<std::ptrdiff_t>& heads) {

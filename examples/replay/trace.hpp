@@ -89,6 +89,8 @@ Trace load_trace(const std::filesystem::path& path);
 /// Writes `trace` in the types that it is stored in. Throws a ToolError when a vector does not fill
 /// its shape or the file cannot be written; checks no values.
 void save_trace(const std::filesystem::path& path, const Trace& trace);
+/// The same to a file that was opened before; the caller commits.
+void save_trace(AtomicFile& file, const Trace& trace);
 
 /// The first `tokens` tokens of some value heads with the key heads that they read, without
 /// state_end. Throws a ToolError for tokens or heads that the trace does not have.

@@ -7,12 +7,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "hybrid_lm/evaluate.hpp"
+#include "hybrid_lm/golden.hpp"
 #include "hybrid_lm/model.hpp"
 #include "hybrid_lm/report.hpp"
 #include "hybrid_lm/sampling.hpp"
@@ -72,12 +75,106 @@ bool contains(const std::string& text, const std::string& part) {
 TEST_CASE("hybrid_lm: what the reference computed") {
   const GoldenCheck check = check_golden(model(), folder / "golden.safetensors");
   CHECK(check.bytes == 768);
-  CHECK(check.logits <= 1e-3);
-  CHECK(check.states <= 1e-5);
-  CHECK(check.sequences <= 1e-4);
-  CHECK(check.logits > 0);  // it compared something
-  CHECK(check.states > 0);
-  CHECK(check.sequences > 0);
+  CHECK(check.logits.numbers == 768 * 256);
+  CHECK(check.logits.difference <= 1e-3);
+  CHECK(check.states.numbers == 2 * (2 * 4 * 128 * 128 + 8 * 128 * 80));
+  CHECK(check.states.difference <= 1e-5);
+  CHECK(check.sequences.numbers == 160 * (2 * 128 + 80));
+  CHECK(check.sequences.difference <= 1e-4);
+}
+
+TEST_CASE("hybrid_lm: a golden file may be a part of one, or wrong") {
+  const TemporaryDirectory directory;
+  const fs::path path = directory / "golden.safetensors";
+  const std::string text = "ab";
+  struct Tensor {
+    std::string name;
+    std::vector<std::size_t> shape;
+    std::vector<float> values;
+  };
+  const auto save = [&](const std::vector<Tensor>& tensors) {
+    nlohmann::json header;
+    std::string data = text;
+    header["input_bytes"] = {
+        {"dtype", "U8"}, {"shape", {text.size()}}, {"data_offsets", {0, text.size()}}};
+    for (const Tensor& tensor : tensors) {
+      const std::size_t begin = data.size();
+      data.append(reinterpret_cast<const char*>(tensor.values.data()), 4 * tensor.values.size());
+      header[tensor.name] = {
+          {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, data.size()}}};
+    }
+    const std::string json = header.dump();
+    std::string length(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(json.size() >> (8 * i));
+    write(path, length + json + data);
+  };
+  const auto refused = [&](const std::vector<Tensor>& tensors) {
+    save(tensors);
+    return refusal([&] { check_golden(model(), path); });
+  };
+
+  Decoder decoder(model());
+  std::vector<float> logits, output;
+  for (const char c : text) {
+    const Vector& row = decoder.read(static_cast<std::uint8_t>(c));
+    logits.insert(logits.end(), row.data(), row.data() + row.size());
+    const float* const o = decoder.tokens(0).front().output;
+    if (output.empty()) output.assign(o, o + 128);
+  }
+  SECTION("one part alone, and which") {
+    save({{"logits", {2, 256}, logits}});
+    GoldenCheck check = check_golden(model(), path);
+    CHECK(check.logits.numbers == 512);
+    CHECK(check.logits.difference == 0);
+    CHECK(check.states.numbers + check.sequences.numbers == 0);
+    save({{"layers.0.head0.o", {1, 128}, output}});
+    check = check_golden(model(), path);
+    CHECK(check.sequences.numbers == 128);
+    CHECK(check.sequences.difference == 0);
+  }
+  SECTION("a difference is seen, and so is NaN, whatever comes behind it") {
+    logits[300] += 0.5f;
+    save({{"logits", {2, 256}, logits}});
+    CHECK(check_golden(model(), path).logits.difference == Catch::Approx(0.5).epsilon(1e-5));
+    logits[17] = std::numeric_limits<float>::quiet_NaN();
+    save({{"logits", {2, 256}, logits}});
+    CHECK(std::isnan(check_golden(model(), path).logits.difference));
+    output[0] = std::numeric_limits<float>::quiet_NaN();
+    save({{"layers.0.head0.o", {1, 128}, output}});
+    CHECK(std::isnan(check_golden(model(), path).sequences.difference));
+    std::vector<float> states(4 * 128 * 128, 1.0f);
+    states[5] = std::numeric_limits<float>::infinity();
+    save({{"layers.4.state_2", {4, 128, 128}, states}});
+    CHECK(std::isnan(check_golden(model(), path).states.difference));
+  }
+  SECTION("what cannot be compared is refused") {
+    CHECK(contains(refused({}), "wanted logits, states or outputs of head 0, given none"));
+    CHECK(contains(refused({{"logits", {1, 256}, std::vector<float>(256)}}),
+                   "logits: wanted shape [2, 256], given [1, 256]"));
+    CHECK(contains(refused({{"layers.0.head0.o", {3, 128}, std::vector<float>(384)}}),
+                   "layers.0.head0.o: wanted shape [2, 128], given [3, 128]"));
+    CHECK(contains(refused({{"layers.0.state_2", {4, 128, 1}, std::vector<float>(512)}}),
+                   "layers.0.state_2: wanted shape [4, 128, 128], given [4, 128, 1]"));
+    for (const char* const name : {"layers.3.state_2", "layers.0.state_3", "layers.9.state_1"}) {
+      CHECK(contains(refused({{name, {1}, {0.0f}}}), "wanted states of recurrent layers"));
+    }
+  }
+}
+
+TEST_CASE("hybrid_lm: softplus neither overflows nor goes below zero") {
+  CHECK(softplus(0.0f) == Catch::Approx(std::log(2.0)));
+  CHECK(softplus(90.0f) == 90.0f);
+  CHECK(softplus(1e4f) == 1e4f);
+  CHECK(softplus(-1e4f) == 0.0f);
+  CHECK(softplus(-20.0f) == Catch::Approx(std::exp(-20.0)));
+  CHECK(softplus(std::nextafter(20.0f, 30.0f)) >= softplus(20.0f));
+}
+
+TEST_CASE("hybrid_lm: logits that are not finite are an error, not a text") {
+  Model broken = model();
+  broken.final_norm *= 1e38f;
+  Decoder decoder(broken);
+  CHECK(contains(refusal([&] { decoder.read('a'); }), "logits behind byte 1 are not finite"));
 }
 
 TEST_CASE("hybrid_lm: with nothing truncated, factored logits are the dense ones") {
@@ -262,7 +359,21 @@ TEST_CASE("hybrid_lm: files that are not the model's are refused") {
   CHECK(contains(with("\"swiglu\"", "\"relu\""), "/mlp/kind: wanted \"swiglu\", given "));
   CHECK(contains(with("\"gdn\", \"kda\"", "\"gdn\", \"rwkv\""), "layer_kinds: wanted gdn, kda"));
   CHECK(contains(with("\"d_model\": 256", "\"d_model\": 0"), "/d_model: wanted a number in"));
-  CHECK(contains(with("\"k_heads\": 2", "\"k_heads\": 3"), "gdn: wanted value heads"));
+  CHECK(contains(with("\"k_heads\": 2", "\"k_heads\": 3"),
+                 "/gdn/k_heads: wanted a divisor of 4, given 3"));
+  CHECK(contains(with("\"n_layers\": 8", "\"n_layers\": 9"), "/n_layers: wanted 8, given "));
+  CHECK(contains(with("\"order\": \"decay, then", "\"order\": \"delta, then"),
+                 "/gdn/order: wanted "));
+  CHECK(contains(with("\"h // 2\"", "\"h % 2\""), "/gdn/value_head_to_key_head: wanted "));
+  CHECK(contains(with("\"q_scale\": 0.088", "\"q_scale\": 0.089"), "/gdn/q_scale: wanted 0.088"));
+  CHECK(contains(with("\"scale\": 0.125", "\"scale\": 1"), "/attn/scale: wanted 0.125"));
+  CHECK(contains(with("\"head_dim\": 64", "\"head_dim\": 65"), "/attn/head_dim: wanted an even"));
+  CHECK(contains(with("\"d_inner\": 640", "\"d_inner\": 64"), "/mamba2/d_inner: wanted 640"));
+  CHECK(contains(with("\"norm_groups\": 2", "\"norm_groups\": 3"),
+                 "/mamba2/norm_groups: wanted a divisor of 640, given 3"));
+  CHECK(contains(with("\"v_heads\": 4", "\"v_heads\": 65536"), "/gdn/value_head_to_key_head"));
+  CHECK(contains(with("\"kda\": {\"heads\": 4", "\"kda\": {\"heads\": 65536"),
+                 "wanted layers of at most 1048576 channels, given 65536 heads of 128 x 128"));
   write(config, good);
   CHECK(contains(load(), "model.safetensors: "));
   write(weights, contents(folder / "model.safetensors").substr(0, 100000));
@@ -272,6 +383,13 @@ TEST_CASE("hybrid_lm: files that are not the model's are refused") {
   CHECK(load().empty());
   CHECK(contains(with("\"hidden\": 704", "\"hidden\": 700"),
                  "wanted shape [700, 256], given [704, 256]"));
+  CHECK(contains(with("\"g_rank\": 128", "\"g_rank\": 64"),
+                 "wanted shape [64, 256], given [128, 256]"));
+  std::string shorter = good;
+  shorter.replace(shorter.find(", \"attn\"]"), 8, "");
+  shorter.replace(shorter.find("\"n_layers\": 8"), 13, "\"n_layers\": 7");
+  write(config, shorter);
+  CHECK(contains(load(), "\"layers.7.mixer.k_proj.weight\": the configuration has no use for it"));
 
   CHECK(contains(refusal([&] { check_golden(model(), directory / "none"); }), "none: "));
   CHECK(contains(refusal([&] { check_golden(model(), folder / "model.safetensors"); }),
@@ -304,7 +422,18 @@ TEST_CASE("hybrid_lm: the command line") {
   refused("eval '" SINKSTATE_TEST_HYBRID_LM "'", "wanted a text, given byte ");
   write(directory / "zero.txt", std::string("A text\n\twith a zero\0 in it", 27));
   refused("sweep '" + (directory / "zero.txt").string() + "'", "given byte 0 at offset 19");
-  refused("eval " + text + " --bytes 100000", "--bytes: wanted with a prefill of 0");
+  refused("eval /dev/zero", "given byte 0 at offset 0");
+  refused("eval " + text + " --bytes 100000", "--bytes: wanted behind a prefill of 0, at most 93");
+  refused("eval " + text + " --prefill 100000", "--prefill: wanted at most 93");
+  refused("eval " + text + " --json ''", "--json: wanted a path");
+  refused("eval " + text + " --json " + text,
+          "--json: wanted a file of its own, given that of text");
+  refused("sweep " + text + " --bytes 8 --svg x --json ./x", "--json: wanted a file of its own");
+  refused("trace " + text + " --layer 0 --output " + text, "--output: wanted a file of its own");
+  refused("trace " + text + " --layer 0 --output /none/x", "/none/x: cannot be written");
+  refused("eval " + text + " --kda ''", "--kda: wanted policy flags, given none");
+  refused("eval " + text + " --kda '--help'", "--kda: ");
+  refused("generate --prompt x --dense --epsilon 0.1", "--dense: takes no policy");
   refused("eval " + text + " --prefill -1", "--prefill: wanted at least 0");
   refused("eval " + text + " --policy foo", "--policy: wanted local-svd");
   refused("eval " + text + " --policy full-svd --active 3", "--active: full-svd has no use for it");
@@ -315,7 +444,16 @@ TEST_CASE("hybrid_lm: the command line") {
   refused("generate --prompt x --top-p 0", "--top-p: wanted a number in (0, 1]");
   refused("trace " + text + " --layer 3 --output x", "--layer: wanted a recurrent layer");
   refused("--model '" + (directory / ".").string() + "' check", "config.json: cannot be read");
-  CHECK(run("check") == 0);
+  CHECK(run("check --model '" + folder.string() + "'") == 0);
+  CHECK(contains(contents(directory / "out"), "the model computes what the reference did"));
+  if (fs::exists("/dev/full")) {
+    const int status =
+        std::system(("'" SINKSTATE_TEST_HYBRID_LM "' generate --prompt x >/dev/full 2>'" +
+                     (directory / "err").string() + "'")
+                        .c_str());
+    CHECK(status / 256 == 1);
+    CHECK(contents(directory / "err") == "hybrid_lm: standard output: cannot be written\n");
+  }
   const std::string generate =
       "generate --prompt 'It was a fine morning' --bytes 60 --sampling-seed 3 --epsilon 0.05";
   CHECK(run(generate) == 0);
@@ -327,7 +465,7 @@ TEST_CASE("hybrid_lm: the command line") {
 
   CHECK(run("generate --prompt 'A letter' --bytes 40 --compare") == 0);
   CHECK(contains(contents(directory / "out"), " of the dense states' bytes; KL "));
-  refused("generate --prompt x --dense --compare", "--compare: ");
+  refused("generate --prompt x --dense --compare", "--dense: takes no policy");
 
   const std::string svg = (directory / "sweep.svg").string();
   CHECK(run("sweep " + text + " --passages 2 --prefill 32 --bytes 16 --setting '--epsilon 0.1' " +
