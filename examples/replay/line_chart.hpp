@@ -2,10 +2,14 @@
 /// Figures as SVG.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace sinkstate::tools {
+
+/// Colours of series; the next one begins anew.
+inline constexpr std::size_t chart_colours = 12;
 
 struct ChartPoint {
   double x = 0;
@@ -17,6 +21,7 @@ struct ChartSeries {
   std::string name;
   std::vector<ChartPoint> points;  // joined in this order
   bool dashed = false;
+  bool marks = true;  // a disc at each point
 };
 
 struct LineChart {
@@ -24,10 +29,14 @@ struct LineChart {
   std::string x_label;
   std::string y_label;
   std::vector<ChartSeries> series;
+  bool linear = false;  // y from 0 on instead of whole decades of a logarithmic axis
 };
 
-/// x from 0 on, y on a logarithmic axis of whole decades. Points that such axes do not have (y not
-/// above 0, x below 0, NaN) are left out.
+/// x from 0 on. Points that the axes do not have (x or y below 0, y = 0 on a logarithmic axis, NaN,
+/// infinity) are left out, and the line goes on at the next.
 std::string to_svg(const LineChart& chart);
+
+/// Several charts, one below the other.
+std::string to_svg(const std::vector<LineChart>& column);
 
 }  // namespace sinkstate::tools

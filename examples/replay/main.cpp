@@ -33,6 +33,7 @@ struct Arguments {
   ReplayOptions replay;
   std::string outputs;
   std::string json;
+  std::string svg;
 };
 
 /// Options of policies and features that later versions bring: known by name, so that nobody
@@ -43,7 +44,6 @@ struct Foreign {
 };
 constexpr Foreign foreign[] = {
     {"--rounding", "belongs to 16- and 8-bit storage; this version stores fp32"},
-    {"--svg", "this version draws no figures"},
 };
 
 /// One line on stderr, whatever bytes a file name has.
@@ -75,7 +75,8 @@ void check(const CLI::App& app, const Arguments& arguments, const std::string& b
   }
   std::vector<std::string> files = arguments.traces;
   for (const auto& [option, path] :
-       {std::pair("--outputs", arguments.outputs), std::pair("--json", arguments.json)}) {
+       {std::pair("--outputs", arguments.outputs), std::pair("--json", arguments.json),
+        std::pair("--svg", arguments.svg)}) {
     if (app.count(option) == 0) continue;
     if (path.empty()) refuse(option, "a path", "an empty one");
     for (const std::string& other : files) {
@@ -107,10 +108,12 @@ int run(const Arguments& arguments) {
     check_options(path, traces.back(), arguments.replay);
     work += traces.back().tokens * traces.back().value_heads;
   }
-  std::unique_ptr<AtomicFile> outputs_file;
-  std::unique_ptr<AtomicFile> json_file;
-  if (!arguments.outputs.empty()) outputs_file = std::make_unique<AtomicFile>(arguments.outputs);
-  if (!arguments.json.empty()) json_file = std::make_unique<AtomicFile>(arguments.json);
+  const auto open = [](const std::string& path) {
+    return path.empty() ? nullptr : std::make_unique<AtomicFile>(path);
+  };
+  const auto outputs_file = open(arguments.outputs);
+  const auto json_file = open(arguments.json);
+  const auto svg_file = open(arguments.svg);
 
   std::vector<TraceReport> reports;
   ReplayOutputs outputs;
@@ -124,10 +127,14 @@ int run(const Arguments& arguments) {
   }
   if (outputs_file) write_outputs(*outputs_file, traces.front(), outputs);
   if (json_file) json_file->write(json(reports, arguments.replay));
-  if (outputs_file) outputs_file->flush();
-  if (json_file) json_file->flush();
-  if (outputs_file) outputs_file->commit();
-  if (json_file) json_file->commit();
+  if (svg_file) svg_file->write(figure(reports, arguments.replay));
+  const auto files = {outputs_file.get(), json_file.get(), svg_file.get()};
+  for (AtomicFile* file : files) {
+    if (file != nullptr) file->flush();
+  }
+  for (AtomicFile* file : files) {
+    if (file != nullptr) file->commit();
+  }
   std::fputs(table(reports, arguments.replay).c_str(), stdout);
   if (std::fflush(stdout) != 0) {
     say("standard output: the table cannot be written");
@@ -172,6 +179,7 @@ int main(int argc, char** argv) {
   app.add_option("--outputs", arguments.outputs,
                  "write outputs and final states here (safetensors; one trace)");
   app.add_option("--json", arguments.json, "write the report here");
+  app.add_option("--svg", arguments.svg, "draw rank and output error over the tokens here");
   app.add_option("--backend", backend, "host");
   for (const Foreign& option : foreign) {
     app.add_option(option.name, unused)
@@ -196,6 +204,7 @@ int main(int argc, char** argv) {
     refuse_foreign(app);
     policy.resolve();
     check(app, arguments, backend);
+    replay.series = !arguments.svg.empty();
     return run(arguments);
   } catch (const std::exception& error) {
     say(error.what());

@@ -30,6 +30,7 @@ struct HeadResult {
   StateConfig config;
   ReplayFigures figures;
   Sums sums;
+  HeadSeries series;
 };
 
 double ratio(double part, double whole) {
@@ -192,6 +193,7 @@ class HeadReplay {
       worst_ = error;
       result_.figures.output_error_worst_token = t;
     }
+    if (options_.series) result_.series.output_error.push_back(std::sqrt(error));
     if (outputs_ != nullptr) std::copy(output, output + trace_.d_v, output_row(t));
   }
 
@@ -203,6 +205,7 @@ class HeadReplay {
     if (figures.rank_histogram.size() <= size(rank)) figures.rank_histogram.resize(size(rank) + 1);
     ++figures.rank_histogram[size(rank)];
     figures.rank_mean += static_cast<double>(rank);
+    if (options_.series) result_.series.rank.push_back(static_cast<double>(rank));
     figures.rank_peak = std::max(figures.rank_peak, rank);
     const auto bytes = static_cast<double>(view.bytes().total());
     figures.bytes_mean += bytes;
@@ -246,7 +249,9 @@ class HeadReplay {
 
     const auto tokens = static_cast<double>(trace_.tokens - options_.prefill);
     figures.output_error_rms = ratio(std::sqrt(sums.output_error), std::sqrt(sums.output));
-    figures.output_error_worst = ratio(std::sqrt(worst_), std::sqrt(sums.output / tokens));
+    const double output = std::sqrt(sums.output / tokens);
+    figures.output_error_worst = ratio(std::sqrt(worst_), output);
+    for (double& error : result_.series.output_error) error = ratio(error, output);
     figures.certificate_looseness = median(sums.looseness);
     const auto view = state_.view();
     figures.rank_final = static_cast<double>(view.dense() ? config_.full_rank() : view.rank());
@@ -461,8 +466,12 @@ TraceReport replay(const std::string& name, const Trace& trace, const ReplayOpti
                      trace.d_v,
                      heads.front().config,
                      combine(heads),
+                     {},
                      {}};
-  for (HeadResult& head : heads) report.per_head.push_back(std::move(head.figures));
+  for (HeadResult& head : heads) {
+    report.per_head.push_back(std::move(head.figures));
+    if (options.series) report.series.push_back(std::move(head.series));
+  }
   return report;
 }
 

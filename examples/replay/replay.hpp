@@ -36,6 +36,7 @@ struct ReplayOptions {
   std::uint64_t seed = 0;
   std::ptrdiff_t prefill = 0;  // tokens that run dense and are then compressed
   int threads = 1;
+  bool series = false;  // keep what a figure shows
 };
 
 /// Figures of one value head, or of all heads of a trace together.
@@ -69,6 +70,12 @@ struct ReplayFigures {
   double ratio_peak() const { return bytes_peak / bytes_dense; }
 };
 
+/// A head token by token, from the first after the prefill.
+struct HeadSeries {
+  std::vector<double> rank;          // with which the output was read
+  std::vector<double> output_error;  // |o~ - o|, over RMS of |o| of the head
+};
+
 struct TraceReport {
   std::string trace;
   std::string rule;
@@ -79,6 +86,7 @@ struct TraceReport {
   StateConfig config;  // with the policy's own rank cap and active terms in the place of zeros
   ReplayFigures total;
   std::vector<ReplayFigures> per_head;
+  std::vector<HeadSeries> series;  // of each head, if asked for
 };
 
 /// What the factored states gave, as a file wants it.

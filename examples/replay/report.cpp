@@ -5,7 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sinkstate/model/state_config.hpp>
+#include <utility>
+
+#include "line_chart.hpp"
+#include "safetensors.hpp"
 
 namespace sinkstate::tools {
 namespace {
@@ -92,6 +97,52 @@ std::vector<std::string> row(const std::string& trace, const std::string& head,
           format("%.0f", f.ns_per_token_step) + " + " + format("%.0f", f.ns_per_token_compaction)};
 }
 
+/// The file without folder and extension.
+std::string name_of(const TraceReport& report) {
+  const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
+  return stem.substr(0, stem.find_last_of('.'));
+}
+
+/// "local-svd, epsilon 0.01, buffer 8"
+std::string describe(const ReplayOptions& options) {
+  std::string text = to_string(options.compaction);
+  if (adaptive(options.compaction)) {
+    text += ", epsilon " + format("%g", options.epsilon);
+    if (options.rank_cap > 0) text += ", rank cap " + std::to_string(options.rank_cap);
+    if (!options.dense_fallback) text += ", dense fallback off";
+  }
+  if (options.active > 0) text += ", active " + std::to_string(options.active);
+  if (options.compaction == Compaction::fixed_rank && options.rank_cap > 0) {
+    text += ", rank " + std::to_string(options.rank_cap);
+  }
+  text += ", buffer " + std::to_string(options.buffer);
+  if (options.sink) text += ", sink";
+  if (options.prefill > 0) text += ", prefill " + std::to_string(options.prefill);
+  return text;
+}
+
+double mean(const double* first, const double* last) {
+  return std::accumulate(first, last, 0.0) / static_cast<double>(last - first);
+}
+double largest(const double* first, const double* last) { return *std::max_element(first, last); }
+
+/// A line of few points: `summary` of each of so many equal parts, over the middle of the part.
+template <class Summary>
+std::vector<ChartPoint> points_of(const std::vector<double>& values, std::ptrdiff_t first_token,
+                                  const Summary& summary) {
+  constexpr std::size_t most = 200;
+  const std::size_t parts = std::min(most, values.size());
+  std::vector<ChartPoint> points;
+  for (std::size_t i = 0; i < parts; ++i) {
+    const std::size_t begin = i * values.size() / parts;
+    const std::size_t end = (i + 1) * values.size() / parts;
+    points.push_back({static_cast<double>(first_token) + static_cast<double>(begin + end - 1) / 2,
+                      summary(values.data() + begin, values.data() + end),
+                      {}});
+  }
+  return points;
+}
+
 }  // namespace
 
 std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
@@ -118,8 +169,7 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
                                               "output error", "worst", "state error", "certificate",
                                               "ns dense", "ns step + compact"}};
   for (const TraceReport& report : reports) {
-    const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
-    const std::string name = stem.substr(0, stem.find_last_of('.'));
+    const std::string name = name_of(report);
     for (std::size_t h = 0; h < report.per_head.size() && report.per_head.size() > 1; ++h) {
       rows.push_back(row(name, std::to_string(h), report.per_head[h]));
     }
@@ -130,20 +180,7 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
   for (const auto& cells : rows) {
     for (std::size_t c = 0; c < cells.size(); ++c) widths[c] = std::max(widths[c], cells[c].size());
   }
-  std::string text = std::string("policy ") + to_string(options.compaction);
-  if (adaptive(options.compaction)) {
-    text += ", epsilon " + format("%g", options.epsilon);
-    if (options.rank_cap > 0) text += ", rank cap " + std::to_string(options.rank_cap);
-    if (!options.dense_fallback) text += ", dense fallback off";
-  }
-  if (options.active > 0) text += ", active " + std::to_string(options.active);
-  if (options.compaction == Compaction::fixed_rank && options.rank_cap > 0) {
-    text += ", rank " + std::to_string(options.rank_cap);
-  }
-  text += ", buffer " + std::to_string(options.buffer);
-  if (options.sink) text += ", sink";
-  if (options.prefill > 0) text += ", prefill " + std::to_string(options.prefill);
-  text += "\n\n";
+  std::string text = "policy " + describe(options) + "\n\n";
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::size_t c = 0; c < rows[r].size(); ++c) {
       const std::string padding(widths[c] - rows[r][c].size(), ' ');
@@ -159,6 +196,29 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
       "certificate: the state's own bound of its error, and the median of bound over error;\n"
       "ns: per token and head, of a dense fp32 step and of ours; one state at a time, in cache.\n";
   return text;
+}
+
+std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
+  std::vector<LineChart> charts;
+  for (const TraceReport& report : reports) {
+    // A name may be any bytes, XML takes only some.
+    const std::string title = quote(name_of(report)) + ", " + describe(options);
+    LineChart rank{title + ": stored rank", "token", "terms, mean of the tokens at a point", {}};
+    rank.linear = true;
+    LineChart error{
+        title + ": output error", "token", "|o~ - o| over RMS of |o|, largest at a point", {}};
+    for (std::size_t h = 0; h < report.series.size(); ++h) {
+      const std::string name = "head " + std::to_string(h);
+      const bool dashed = h / chart_colours % 2 == 1;
+      const HeadSeries& series = report.series[h];
+      rank.series.push_back({name, points_of(series.rank, options.prefill, mean), dashed, false});
+      error.series.push_back(
+          {name, points_of(series.output_error, options.prefill, largest), dashed, false});
+    }
+    charts.push_back(std::move(rank));
+    charts.push_back(std::move(error));
+  }
+  return to_svg(charts);
 }
 
 Progress::Progress(std::FILE* stream, std::ptrdiff_t total)

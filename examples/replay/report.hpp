@@ -19,6 +19,10 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
 /// The object of docs/traces.md, section "The report".
 std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options);
 
+/// Rank and output error over the tokens, as SVG: for each trace two charts with a line a head.
+/// Reports must hold their series. Equal parts of a long trace are drawn as one point.
+std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions& options);
+
 /// A bar on a terminal; nothing elsewhere.
 class Progress {
  public:

@@ -38,6 +38,34 @@ TEST_CASE("line chart: decades on y, a linear x from zero") {
   CHECK_FALSE(contains(svg, "stroke-dasharray"));
 }
 
+TEST_CASE("line chart: a linear y from zero, without marks") {
+  LineChart chart{"t", "x", "y", {{"a", {{0, 0, ""}, {1, 12, ""}, {2, 30, ""}}, false, false}}};
+  chart.linear = true;
+  const std::string svg = to_svg(chart);
+  CHECK(contains(svg, "points=\"70.0,465.0 355.0,295.0 640.0,40.0\""));
+  for (const char* tick : {">0<", ">5<", ">30<"}) CHECK(contains(svg, tick));
+  CHECK(count(svg, "<circle") == 0);
+  CHECK_FALSE(contains(svg, "1e"));
+
+  chart.series[0].points = {{1, -1, ""}, {1, std::numeric_limits<double>::quiet_NaN(), ""}};
+  CHECK(contains(to_svg(chart), "<polyline points=\"\" "));
+  CHECK(contains(to_svg(chart), ">1<"));
+}
+
+TEST_CASE("line chart: a column, where a long legend takes its room") {
+  const ChartSeries series{"a", {{1, 1, ""}}, false};
+  const LineChart chart{"one", "", "", {series}};
+  const LineChart crowded{"two", "", "", std::vector<ChartSeries>(40, series)};
+  const std::string svg = to_svg({chart, crowded, chart});
+  CHECK(count(svg, "<svg ") == 1);
+  CHECK(count(svg, "<g transform=") == 3);
+  CHECK(contains(svg, "translate(0 0.0)"));
+  CHECK(contains(svg, "translate(0 520.0)"));
+  CHECK(contains(svg, "translate(0 1290.0)"));  // 520 and 40 + 10 + 40 * 18
+  CHECK(contains(svg, "viewBox=\"0 0 920 1810\""));
+  CHECK(svg.rfind("</g>\n</svg>\n") == svg.size() - 12);
+}
+
 TEST_CASE("line chart: points that the axes do not have are left out") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();

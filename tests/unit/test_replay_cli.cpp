@@ -140,14 +140,14 @@ struct Workshop {
   // A trace refused, and an option refused beside the good trace. All outputs are asked for, so
   // that any may be left.
   std::string bad_trace(const std::string& path) const {
-    const std::string error =
-        refusal({path, "--json", "report.json", "--outputs", "outputs.safetensors"});
+    const std::string error = refusal(
+        {path, "--json", "report.json", "--outputs", "outputs.safetensors", "--svg", "figure.svg"});
     CHECK(error.rfind("replay: " + path + ": ", 0) == 0);
     return error;
   }
   std::string bad_option(std::vector<std::string> arguments) const {
-    for (const char* argument :
-         {"good.safetensors", "--json", "report.json", "--outputs", "outputs.safetensors"}) {
+    for (const char* argument : {"good.safetensors", "--json", "report.json", "--outputs",
+                                 "outputs.safetensors", "--svg", "figure.svg"}) {
       arguments.push_back(argument);
     }
     return refusal(arguments);
@@ -393,18 +393,17 @@ TEST_CASE("policies, backends and options that do not exist are refused by name"
                  "--policy: wanted local-svd, full-svd, fixed-rank or dense-buffered, given foo"));
   CHECK(contains(shop.bad_option({"--policy", ""}), "--policy"));
   CHECK(contains(shop.bad_option({"--policy", "FULL-SVD"}), "given FULL-SVD"));
-  for (const std::string option : {"--rounding", "--svg"}) {
-    // With a value, with "=", at the end without one, twice, and where it swallows the trace.
-    for (const std::vector<std::string>& arguments :
-         std::vector<std::vector<std::string>>{{option, "8"},
-                                               {option + "=8"},
-                                               {"good.safetensors", option},
-                                               {option, "1", option, "2"},
-                                               {option, "good.safetensors"}}) {
-      CHECK(shop.refusal(arguments).rfind("replay: " + option + ": ", 0) == 0);
-    }
-    CHECK(shop.bad_option({option, "8"}).rfind("replay: " + option + ": ", 0) == 0);
+  // With a value, with "=", at the end without one, twice, and where it swallows the trace.
+  const std::string later = "--rounding";
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{later, "8"},
+                                             {later + "=8"},
+                                             {"good.safetensors", later},
+                                             {later, "1", later, "2"},
+                                             {later, "good.safetensors"}}) {
+    CHECK(shop.refusal(arguments).rfind("replay: " + later + ": ", 0) == 0);
   }
+  CHECK(shop.bad_option({later, "8"}).rfind("replay: " + later + ": ", 0) == 0);
   CHECK(contains(shop.bad_option({"--storage", "fp16"}), "--storage: wanted fp32 "));
   CHECK(contains(shop.bad_option({"--storage", "fp8"}), "--storage: wanted fp32 "));
   CHECK(contains(shop.bad_option({"--backend", "cuda"}), "--backend: wanted host "));
@@ -420,6 +419,7 @@ TEST_CASE("policies, backends and options that do not exist are refused by name"
   CHECK(contains(shop.refusal({"--sink"}), "trace"));
   CHECK(contains(shop.refusal({"good.safetensors", "--buffer"}), "--buffer"));
   CHECK(contains(shop.refusal({"good.safetensors", "--json"}), "--json"));
+  CHECK(contains(shop.refusal({"good.safetensors", "--svg"}), "--svg"));
 
   // Options that the policy does not use would be a promise.
   struct Use {
@@ -460,7 +460,7 @@ TEST_CASE("outputs that cannot be written are refused before the work") {
   write_file(shop.directory / "kept.json", "kept");
   write_file(shop.directory / "kept.safetensors", "kept");
   const std::string long_name(300, 'x');
-  for (const char* option : {"--json", "--outputs"}) {
+  for (const char* option : {"--json", "--outputs", "--svg"}) {
     const std::string other = option == std::string("--json") ? "--outputs" : "--json";
     for (const std::string& path :
          {std::string("missing/file"), std::string("folder"), std::string("folder/"),
@@ -485,6 +485,10 @@ TEST_CASE("outputs that cannot be written are refused before the work") {
   CHECK(contains(shop.refusal({"good.safetensors", "--json", "link"}),
                  "--json: wanted a file of its own"));
   for (const char* path : {"new", "./new", "folder/../new"}) {
+    for (const char* option : {"--json", "--outputs"}) {
+      CHECK(contains(shop.refusal({"good.safetensors", option, "new", "--svg", path}),
+                     "--svg: wanted a file of its own"));
+    }
     CHECK(contains(shop.refusal({"good.safetensors", "--json", "new", "--outputs", path}),
                    "--json: wanted a file of its own"));
   }
@@ -601,6 +605,38 @@ TEST_CASE("a good run prints a table, and writes what was asked for and nothing 
   CHECK((read_file(shop.directory / "outputs.safetensors") == first));
 }
 
+TEST_CASE("a figure of two traces, beside an unchanged report") {
+  const Workshop shop;
+  const std::vector<std::string> traces = {"good.safetensors", "good.safetensors"};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), traces.begin(), traces.end());
+    const Run run = shop.replay(arguments);
+    CHECK(run.code == 0);
+    CHECK(run.err.empty());
+    return run;
+  };
+  with({"--json", "without.json"});
+  with({"--json", "with.json", "--svg", "figure.svg"});
+  const auto rank = [&](const char* file) {
+    return Json::parse(read_file(shop.directory / file))["traces"][1]["total"]["rank_histogram"];
+  };
+  CHECK(rank("with.json") == rank("without.json"));
+  const std::string svg = read_file(shop.directory / "figure.svg");
+  CHECK(svg.rfind("<svg ", 0) == 0);
+  CHECK(svg.rfind("</svg>\n") == svg.size() - 7);
+  const std::string polyline = "<polyline ";
+  std::ptrdiff_t lines = 0;
+  for (std::size_t i = svg.find(polyline); i != std::string::npos; i = svg.find(polyline, i + 1)) {
+    ++lines;
+  }
+  CHECK(lines == 2 * 2 * 2 * value_heads);  // traces, charts, and each line again in the legend
+  CHECK(contains(svg, ">&quot;good&quot;, local-svd, epsilon 0.01, buffer 8: stored rank<"));
+
+  // The same bytes again, alone and for any number of threads.
+  with({"--svg", "again.svg", "--threads", "1"});
+  CHECK((read_file(shop.directory / "again.svg") == svg));
+}
+
 TEST_CASE("numbers are read as people write them") {
   const Workshop shop;
   CHECK(contains(shop.replay({"good.safetensors", "--buffer", "010"}).out,
@@ -658,11 +694,12 @@ TEST_CASE("--help explains every option and succeeds") {
                                "--threads",
                                "--outputs",
                                "--json",
+                               "--svg",
                                "--storage",
                                "--backend"}) {
       CHECK(contains(run.out, option));
     }
-    CHECK(!contains(run.out, "--svg"));
+    CHECK(!contains(run.out, "--rounding"));
     CHECK(contains(run.out, "docs/traces.md"));
   }
 }
