@@ -4,7 +4,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -186,36 +185,6 @@ void initialize_randomized(benchmark::State& bench) {
   }
 }
 
-/// 100,000 tokens with their compactions: the last quarter against the second.
-template <class Rule>
-void long_run(benchmark::State& bench) {
-  using P = Policy<Rule>;
-  constexpr int tokens = 100000;
-  constexpr int quarter = tokens / 4;
-  StateConfig config;
-  config.d_k = bench.range(0);
-  config.d_v = bench.range(1);
-  HostTeam team(workspace_bytes<P>(config));
-  const testing::Stream stream = stream_of<Rule>(config.d_k, config.d_v, tokens);
-  std::vector<float> output(static_cast<std::size_t>(config.d_v));
-  double seconds[4] = {};
-  for (auto _ : bench) {
-    SinkState<P> state(config);
-    for (int t = 0; t < tokens; ++t) {
-      const auto begin = std::chrono::steady_clock::now();
-      Status status =
-          step(team, state.view(), token_of(stream, t), stream.query_at(t), output.data());
-      if (state.view().due()) status = compact(team, state.view());
-      benchmark::DoNotOptimize(status);
-      seconds[t / quarter] +=
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    }
-    bench.counters["rank"] = static_cast<double>(state.view().rank());
-  }
-  bench.counters["us/token"] = 1e6 * seconds[3] / quarter;
-  bench.counters["last/second"] = seconds[3] / seconds[1];
-}
-
 const std::vector<std::int64_t> ranks{4, 8, 16, 32, 48};
 
 template <class Rule, class Compaction>
@@ -241,9 +210,6 @@ void add_steps(const char* name, std::int64_t d_k, std::int64_t d_v) {
   add_compaction<Rule, LocalSvd>(std::string(name) + "/local-svd/", d_k, d_v);
   add_compaction<Rule, FullSvd>(std::string(name) + "/full-svd/", d_k, d_v);
   add_compaction<Rule, FixedRank>(std::string(name) + "/fixed-rank/", d_k, d_v);
-  benchmark::RegisterBenchmark(("long-run/" + std::string(name)).c_str(), long_run<Rule>)
-      ->Args({d_k, d_v})
-      ->Iterations(1);
 }
 
 const bool registered = [] {
