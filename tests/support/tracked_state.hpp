@@ -183,4 +183,12 @@ class TrackedState {
   }
 };
 
+// Random tokens.
+template <class P>
+void feed(TrackedState<P>& s, Random& random, int tokens) {
+  for (int i = 0; i < tokens; ++i) {
+    s.step(unit(random, s.config.d_k), unit(random, s.config.d_v), {-0.1}, 0.5);
+  }
+}
+
 }  // namespace sinkstate::testing

@@ -13,6 +13,7 @@
 
 #include "support/catch.hpp"
 #include "support/matrices.hpp"
+#include "support/same_state.hpp"
 #include "support/tracked_state.hpp"
 
 using namespace sinkstate;
@@ -41,38 +42,6 @@ std::string refusal(const Action& action) {
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-template <class P>
-void feed(TrackedState<P>& s, Random& random, int tokens) {
-  for (int i = 0; i < tokens; ++i) {
-    s.step(unit(random, s.config.d_k), unit(random, s.config.d_v), {-0.1}, 0.5);
-  }
-}
-
-template <class T>
-bool same_rows(const MatrixView<T>& a, const MatrixView<T>& b, Index rows) {
-  for (Index i = 0; i < rows; ++i) {
-    if (!std::equal(a.row(i), a.row(i) + a.cols, b.row(i))) return false;
-  }
-  return true;
-}
-
-// All that lies below the cursors. What is beyond belongs to nobody: rolling back does not wipe it.
-template <class P>
-bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
-  const Index n = a.buffered();
-  return std::memcmp(a.record, b.record, sizeof(StateRecord)) == 0 && n == b.buffered() &&
-         a.rank() == b.rank() &&
-         (a.dense() ? same_rows(a.matrix, b.matrix, a.config.d_k)
-                    : same_rows(a.factors.keys(), b.factors.keys(), a.rank()) &&
-                          same_rows(a.factors.values(), b.factors.values(), a.rank())) &&
-         std::equal(a.factors.strengths, a.factors.strengths + a.rank(), b.factors.strengths) &&
-         same_rows(a.buffer.keys, b.buffer.keys, n) &&
-         same_rows(a.buffer.corrections, b.buffer.corrections, n) &&
-         same_rows(a.buffer.log_decays, b.buffer.log_decays, n) &&
-         std::equal(a.buffer.certificates, a.buffer.certificates + n + 1, b.buffer.certificates) &&
-         std::equal(a.buffer.masses, a.buffer.masses + n + 1, b.buffer.masses);
 }
 
 // Several tokens with queries, and room for their outputs.
@@ -330,44 +299,6 @@ TEST_CASE("view: the sink direction fits the policy", "[view]") {
     CHECK(contains(message, "finite"));
     CHECK(contains(message, "at 2"));
   }
-}
-
-TEST_CASE("bytes: by hand", "[bytes]") {
-  StateConfig config = config_of(5, 3, 1e-2, 4);
-  config.draft = 2;
-  const auto check = [&](const StateBytes& bytes, std::size_t body, std::size_t sink,
-                         std::size_t log_decays) {
-    CHECK(bytes.body == body);
-    CHECK(bytes.sink == sink);
-    CHECK(bytes.buffer_keys == 6 * 5 * 4);
-    CHECK(bytes.buffer_corrections == 6 * 3 * 4);
-    CHECK(bytes.log_decays == log_decays);
-    CHECK(bytes.bookkeeping == 2 * 7 * 4 + 32 + 8);  // per-token bounds, record, two counters
-    CHECK(bytes.total() == body + sink + 120 + 72 + log_decays + 96);
-  };
-  check(SinkStateView<Full32<LinearAttention>>::bytes_at(config, 2, false), 2 * 9 * 4, 0, 0);
-  check(SinkStateView<Full32<DeltaNet>>::bytes_at(config, 0, false), 0, 0, 0);
-  check(SinkStateView<Full32<Mamba2>>::bytes_at(config, 0, true), 60, 0, 6 * 4);
-  check(SinkStateView<Full32<GatedDelta, MeanValueSink>>::bytes_at(config, 1, false), 36, 20,
-        6 * 4);
-  check(SinkStateView<Full32<KimiDelta>>::bytes_at(config, 1, false), 36, 0, 6 * 5 * 4);
-  check(SinkStateView<Dense32<GatedLinearAttention>>::bytes_at(config, 0, true), 60, 0, 120);
-  using Wide = SinkStateView<Policy<Mamba2, Host, Fp64>>;
-  CHECK(Wide::bytes_at(config, 2, false).body == 2 * 9 * 8);
-  CHECK(Wide::bytes_at(config, 2, false).bookkeeping == 2 * 7 * 8 + 32 + 8);
-}
-
-TEST_CASE("bytes: a state reports its present rank and form", "[bytes]") {
-  TrackedState<Full32<Mamba2>> s(config_of(16, 16));
-  Random random(test_seed());
-  CHECK(s.view.bytes().body == 0);
-  feed(s, random, 3);
-  s.compact();
-  CHECK(s.view.bytes().body == 3 * 33 * 4);
-  feed(s, random, 8);
-  s.compact();
-  REQUIRE(s.view.dense());
-  CHECK(s.view.bytes().body == 16 * 16 * 4);
 }
 
 // ---- Statuses --------------------------------------------------------------------------------

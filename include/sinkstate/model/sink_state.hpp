@@ -34,7 +34,9 @@ struct StateRecord {
 /// What a state needs to go on, in bytes, part by part. A single state's memory (`state_bytes`) is
 /// larger: it keeps room for any rank up to the dense form.
 struct StateBytes {
-  std::size_t body = 0;  ///< factors and strengths at the present rank, or the dense matrix
+  std::size_t factors = 0;  ///< at the present rank
+  std::size_t strengths = 0;
+  std::size_t dense = 0;  ///< the matrix, in the place of factors and strengths
   std::size_t sink =
       0;  ///< its d_k coefficients; the direction is shared by all requests and not counted
   std::size_t buffer_keys = 0;
@@ -42,8 +44,9 @@ struct StateBytes {
   std::size_t log_decays = 0;
   std::size_t bookkeeping = 0;  ///< certificates, masses, counters
 
-  std::size_t total() const {
-    return body + sink + buffer_keys + buffer_corrections + log_decays + bookkeeping;
+  constexpr std::size_t total() const {
+    return factors + strengths + dense + sink + buffer_keys + buffer_corrections + log_decays +
+           bookkeeping;
   }
 };
 
@@ -106,13 +109,15 @@ struct SinkStateView {
 
   /// What a state of this configuration occupies at a given rank or in dense form. The buffer
   /// counts at its capacity, since that is what has to be kept ready.
-  static StateBytes bytes_at(const StateConfig& config, Index rank, bool dense) {
-    const auto numbers = [](Index count) {
+  static constexpr StateBytes bytes_at(const StateConfig& config, Index rank, bool dense) {
+    constexpr auto numbers = [](Index count) {
       return static_cast<std::size_t>(count) * sizeof(Compute);
     };
     const Index slots = config.buffer_capacity();
     StateBytes bytes;
-    bytes.body = numbers(dense ? config.d_k * config.d_v : rank * (config.d_k + config.d_v + 1));
+    bytes.factors = numbers(dense ? 0 : rank * (config.d_k + config.d_v));
+    bytes.strengths = numbers(dense ? 0 : rank);
+    bytes.dense = numbers(dense ? config.d_k * config.d_v : 0);
     bytes.sink = numbers(Policy::Sink::present ? config.d_k : 0);
     bytes.buffer_keys = numbers(slots * config.d_k);
     bytes.buffer_corrections = numbers(slots * config.d_v);
