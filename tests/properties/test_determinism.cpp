@@ -15,6 +15,7 @@ namespace {
 
 constexpr int tokens = 60;
 
+template <class P>
 StateConfig config_of(const Stream& stream) {
   StateConfig config;
   config.d_k = stream.d_k;
@@ -25,6 +26,7 @@ StateConfig config_of(const Stream& stream) {
   config.dense_retry = 2;
   config.active = 4;
   config.tail_period = 2;
+  if (!P::Compaction::adaptive) config.rank_cap = 8;  // a fixed rank is found by projection
   return config;
 }
 
@@ -69,7 +71,7 @@ struct Fresh {
 
   explicit Fresh(const Stream& stream, std::size_t more_scratch = 0)
       : inputs(stream),
-        config(config_of(stream)),
+        config(config_of<P>(stream)),
         state(config, direction()),
         team(all_workspace_bytes<P>(config) + more_scratch) {}
 
@@ -109,10 +111,28 @@ void on_streams(const Body& body) {
       body(tag, stream);
     };
     for_each_policy<Rule, Fp32>(for_policy);
+    for_each_policy<Rule, Fp64>(for_policy);
   }
 }
 
 }  // namespace
+
+TEMPLATE_LIST_TEST_CASE("determinism: a fixed rank is found by projection in these tests",
+                        "[determinism]", AllRules) {
+  on_streams<TestType>([](auto tag, const Stream& stream) {
+    using P = typename decltype(tag)::type;
+    if (P::Compaction::adaptive || !P::Compaction::low_rank) return;
+    Fresh<P> fresh(stream);
+    Index projected = 0;
+    for (int t = 0; t < tokens; ++t) {
+      require_ok(advance(fresh.team, fresh.state.view(), fresh.inputs.token(t)));
+      CompactionReport report;
+      if (fresh.state.view().due()) require_ok(compact(fresh.team, fresh.state.view(), &report));
+      projected += report.projected;
+    }
+    CHECK(projected > 0);
+  });
+}
 
 TEMPLATE_LIST_TEST_CASE("determinism: repetition, other and larger scratch", "[determinism]",
                         AllRules) {

@@ -28,3 +28,9 @@ TEMPLATE_LIST_TEST_CASE("exactness, fp64: a given initial state", "[exactness]",
   INFO(seed_note(test_seed()));
   check_given_initial_state<TestType, Fp64>(number_of<TestType>);
 }
+
+TEMPLATE_LIST_TEST_CASE("exactness, fp64: a fixed rank found by projection", "[exactness]",
+                        AllRules) {
+  INFO(seed_note(test_seed()));
+  check_projected<TestType, Fp64>(derived_seed(test_seed(), 300 + number_of<TestType>));
+}

@@ -24,11 +24,12 @@ struct Part {
   double rank = 0;
   double error = 0;  // root of the mean square, relative to the norm
   double worst_length = 0;
+  double worst_angle = 0;  // |U^T U - I|
+  int whole = 0;
   int looks = 0;
 };
 
-// The unit lengths of all terms; of what one compaction made, orthogonality is held by
-// test_compaction_invariants.
+// Of terms that are frozen, no more is promised.
 template <class T>
 double length_error(const MatrixView<T>& rows) {
   double worst = 0;
@@ -55,7 +56,7 @@ void check_long_run(const Stream& stream) {
     runner.step(t);
     step_read(exact, stream, t, output.data());
     if (!runner.view().due()) continue;
-    runner.compact();
+    const CompactionReport report = runner.compact();
     if (t % 160 != 159) continue;  // every 20th compaction
     Part& part = run[t / (tokens / parts)];
     const auto view = runner.view();
@@ -66,6 +67,11 @@ void check_long_run(const Stream& stream) {
     part.error += std::pow(error / oracle::frobenius_norm(exact.state()), 2);
     part.worst_length = std::max({part.worst_length, length_error(view.factors.keys()),
                                   length_error(view.factors.values())});
+    if (report.decomposed == report.rank_before) {  // and of those made together, this
+      part.worst_angle = std::max({part.worst_angle, orthogonality_error(view.factors.keys()),
+                                   orthogonality_error(view.factors.values())});
+      ++part.whole;
+    }
     ++part.looks;
   }
   CHECK(certificate.ratio() <= 1);
@@ -73,6 +79,8 @@ void check_long_run(const Stream& stream) {
     REQUIRE(part.looks > 100);
     part.rank /= part.looks;
     part.error = std::sqrt(part.error / part.looks);
+    CHECK(part.whole > 10);
+    CHECK(part.worst_angle <= orthogonality_bound<typename P::Compute>);
     CHECK(part.worst_length <= orthogonality_bound<typename P::Compute>);
     INFO("rank " << part.rank << ", error " << part.error);
     // In the first quarter the state was still filling up. 1e-6 is rounding: DeltaNet forgets what

@@ -95,6 +95,7 @@ class AllocationWatch {
 constexpr Index d_k = 12, d_v = 10, buffer = 8;
 constexpr int stream_tokens = 64;
 
+template <class P>
 StateConfig make_config() {
   StateConfig config;
   config.d_k = d_k;
@@ -104,6 +105,7 @@ StateConfig make_config() {
   config.dense_retry = 1;
   config.active = 3;
   config.tail_period = 1;
+  if (!P::Compaction::adaptive) config.rank_cap = 3;  // a fixed rank is found by projection
   return config;
 }
 
@@ -117,8 +119,8 @@ class EveryVerb {
   explicit EveryVerb(const Stream& stream)
       : inputs_(stream),
         heavy_value_(stream.value_at(0), stream.value_at(0) + d_v),
-        state_(make_config(), P::Sink::present ? inputs_.sink() : nullptr),
-        team_(all_workspace_bytes<P>(make_config())),
+        state_(make_config<P>(), P::Sink::present ? inputs_.sink() : nullptr),
+        team_(all_workspace_bytes<P>(make_config<P>())),
         output_(d_v),
         outputs_(4 * d_v),
         dense_(d_k * d_v) {
@@ -137,6 +139,7 @@ class EveryVerb {
   bool was_low_rank() const { return was_low_rank_; }
   bool went_dense() const { return went_dense_; }
   bool came_back() const { return came_back_; }
+  bool projected() const { return projected_; }
 
  private:
   void token_verbs() {
@@ -161,7 +164,9 @@ class EveryVerb {
   void go_dense() {
     for (int first = 8; first < stream_tokens; first += buffer) {
       note(advance(team_, state_.view(), inputs_.tokens(first, buffer)));
-      note(compact(team_, state_.view()));
+      CompactionReport report;
+      note(compact(team_, state_.view(), &report));
+      projected_ = projected_ || report.projected > 0;
       went_dense_ = went_dense_ || state_.view().dense();
     }
     const MatrixView<T> dense{dense_.data(), d_k, d_v, d_v};
@@ -187,6 +192,7 @@ class EveryVerb {
   bool was_low_rank_ = false;
   bool went_dense_ = false;
   bool came_back_ = false;
+  bool projected_ = false;
 };
 
 template <class P>
@@ -202,6 +208,7 @@ void check_policy(const Stream& stream) {
   CHECK(verbs.was_low_rank() == P::Compaction::low_rank);
   CHECK(verbs.went_dense() == (P::Compaction::adaptive || !P::Compaction::low_rank));
   CHECK(verbs.came_back() == P::Compaction::low_rank);
+  CHECK(verbs.projected() == (P::Compaction::low_rank && !P::Compaction::adaptive));
 }
 
 }  // namespace

@@ -515,11 +515,15 @@ TEST_CASE("outputs belong to the heads that the map says") {
       INFO(to_string(rule) << ", " << to_string(map));
       const Trace trace = synthetic(rule, map);
       const Exact exact = exact_of(trace);
-      for (const bool sink : {false, true}) {
+      for (int run = 0; run < 8; ++run) {
+        const bool sink = run % 2 == 1;
         ReplayOptions options;
+        options.compaction = all_compactions[run / 2];
         options.epsilon = 0;
         options.dense_fallback = false;
         options.sink = sink;
+        if (options.compaction == Compaction::fixed_rank) options.rank_cap = 64;
+        INFO(to_string(options.compaction) << (sink ? ", sink" : ""));
         const Result result = replay(trace, options);
         CHECK(output_error(result, exact, trace) < 2e-6);
         CHECK(oracle::relative_error(result.outputs.state, exact.state) < 2e-6);
@@ -840,24 +844,28 @@ TEST_CASE("the shipped traces: the certificate holds and is useful") {
       for (std::ptrdiff_t h = 0; h < trace.value_heads; ++h) heads.push_back(h);
       trace = cut(trace, 300, heads);
     }
-    ReplayOptions options;
-    options.threads = 2;
-    for (const bool sink : {false, true}) {
-      INFO(name << (sink ? ", sink" : ""));
-      options.sink = sink;
+    for (int run = 0; run < 8; ++run) {
+      ReplayOptions options;
+      options.threads = 2;
+      options.compaction = all_compactions[run / 2];
+      options.sink = run % 2 == 1;
+      INFO(name << ", " << to_string(options.compaction) << (options.sink ? ", sink" : ""));
       const TraceReport report =
           sinkstate::tools::replay(name, trace, options, nullptr, [](std::ptrdiff_t) {});
       CHECK(report.total.certificate_holds);
       CHECK(report.total.certificate >= report.total.state_error_abs);
       CHECK(report.total.certificate_looseness >= 1);
+      for (const ReplayFigures& head : report.per_head) CHECK(head.certificate_holds);
+      // A rank that is fixed or full leaves rounding alone on some heads, where no bound is near.
+      if (options.compaction == Compaction::fixed_rank ||
+          options.compaction == Compaction::dense_buffered) {
+        continue;
+      }
       CHECK(report.total.certificate_looseness <= 50);
       CHECK(report.total.state_error_rel < 0.1);
       CHECK(report.total.output_error_rms < 0.05);
       CHECK(report.total.ratio_mean() < 1);
-      for (const ReplayFigures& head : report.per_head) {
-        CHECK(head.certificate_holds);
-        CHECK(head.certificate_looseness <= 50);
-      }
+      for (const ReplayFigures& head : report.per_head) CHECK(head.certificate_looseness <= 50);
     }
   }
 }
