@@ -12,13 +12,13 @@ using namespace sinkstate::testing;
 
 // One Gram-Schmidt pass per update, and the bases drift.
 TEMPLATE_TEST_CASE("B79: 10,000 compactions of near-parallel keys stay orthogonal", "[drift]",
-                   Mamba2, GatedDelta, KimiDelta) {
+                   Full32<Mamba2>, Full32<GatedDelta>, Full32<KimiDelta>, Fixed32<KimiDelta>) {
   const std::uint64_t seed = test_seed();
   INFO(seed_note(seed));
   Random random(seed);
   StateConfig config = config_of(12, 10, 0, 2);
   config.dense_fallback = false;
-  TrackedState<Full32<TestType>> s(config);
+  TrackedState<TestType> s(config);
   const auto base = unit(random, 12);
   const int compactions = 10000 * test_scale();
   double worst = 0;

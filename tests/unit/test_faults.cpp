@@ -558,8 +558,9 @@ TEMPLATE_TEST_CASE("B80: one token on a zero state, no rank to speak of, room fo
   }
 }
 
-TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "[faults]") {
-  TrackedState<Full32<Mamba2>> s(config_of(16, 12, 0, 1));
+TEMPLATE_TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "[faults]",
+                   Full32<Mamba2>, Local32<Mamba2>, Fixed32<Mamba2>) {
+  TrackedState<TestType> s(config_of(16, 12, 0, 1));
   s.step(axis(16, 2, 0.5), axis(12, 3, 3), {0});
   s.compact();
   CHECK(s.view.rank() == 1);
@@ -574,9 +575,9 @@ TEST_CASE("B81, B83: an exact duplicate adds no column; cores of one and two", "
   s.check_exact(1);
 }
 
-TEST_CASE("B84: a new token stronger than the body goes to the front with its vectors",
-          "[faults]") {
-  TrackedState<Full32<Mamba2>> s(config_of(16, 12));
+TEMPLATE_TEST_CASE("B84: a new token stronger than the body goes to the front with its vectors",
+                   "[faults]", Full32<Mamba2>, Local32<Mamba2>, Fixed32<Mamba2>) {
+  TrackedState<TestType> s(config_of(16, 12));
   s.step(axis(16, 0), axis(12, 0, -1), {0});
   s.compact();
   s.step(axis(16, 1), axis(12, 1, 5), {0});

@@ -27,12 +27,14 @@ struct Outcome {
 };
 
 template <class T>
-Outcome<T> run(const Rows<T>& g, bool want_rotations = true) {
+Outcome<T> run(const Rows<T>& g, bool want_rotations = true,
+               int cap = sinkstate::detail::most_sweeps) {
   const Index n = g.rows();
   Outcome<T> o{g, Rows<T>(n, n), std::vector<T>(static_cast<std::size_t>(n)), 0, false};
   HostTeam team(0);
   const auto jacobi = sinkstate::detail::one_sided_jacobi(
-      team, view_of(o.g), want_rotations ? view_of(o.y) : MatrixView<T>{}, o.s.data());
+      team, view_of(o.g), want_rotations ? view_of(o.y) : MatrixView<T>{}, o.s.data(),
+      sinkstate::detail::unit_roundoff<T>, cap);
   o.sweeps = jacobi.sweeps;
   o.converged = jacobi.converged;
   return o;
@@ -85,6 +87,27 @@ TEMPLATE_TEST_CASE("jacobi: random cores", "[small_svd]", float, double) {
     CAPTURE(n);
     check<TestType>(random_rows(random, n, n) / 4);
     check<TestType>(random_rows(random, n, 2 * n) / 4);
+  }
+}
+
+TEMPLATE_TEST_CASE("jacobi: B86, sweeps that run out leave rotations that are orthogonal",
+                   "[small_svd]", float, double) {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  const Rows<TestType> g = random_rows(random, 12, 20).cast<TestType>();
+  for (const int cap : {0, 1, 2}) {
+    const Outcome<TestType> o = run(g, true, cap);
+    CHECK(!o.converged);
+    CHECK(o.sweeps == cap);
+    const Matrix y = o.y.template cast<double>(), rotated = o.g.template cast<double>();
+    CHECK(orthogonality_error(y) <= orthogonality_bound<TestType>);
+    CHECK((y.transpose() * rotated - g.template cast<double>()).norm() <=
+          40 * epsilon<TestType> * rotated.norm());
+    for (Index i = 0; i < 12; ++i) {
+      CHECK(static_cast<double>(o.s[static_cast<std::size_t>(i)]) ==
+            Catch::Approx(rotated.row(i).norm()).epsilon(1e-6));
+    }
   }
 }
 

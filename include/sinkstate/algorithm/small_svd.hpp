@@ -40,12 +40,13 @@ struct JacobiOutcome {
 ///              the rest 0; no data: not wanted
 /// @param s     n numbers, the norms of the rotated rows, in no order
 /// @param unit  roundoff of the numbers that the result is for; T may be wider
-/// A sweep cap ends the loop whatever the input (NaN included); rotations keep Y^T G whatever sweep
-/// they stop at.
+/// @param cap   of the sweeps: it ends the loop whatever the input (NaN included). Rotations keep
+///              Y^T G whatever sweep they stop at.
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T> g,
                                                         MatrixView<T> y, T* s,
-                                                        T unit = unit_roundoff<T>) {
+                                                        T unit = unit_roundoff<T>,
+                                                        int cap = most_sweeps) {
   const Index n = g.rows;
   const Index m = g.cols;
   // The relative test of Demmel and Veselic. A product of length m is not known better than this;
@@ -60,7 +61,7 @@ SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T
   }
 
   JacobiOutcome<T> outcome;
-  while (!outcome.converged && outcome.sweeps < most_sweeps) {
+  while (!outcome.converged && outcome.sweeps < cap) {
     ++outcome.sweeps;
     outcome.converged = true;
     T largest = T(0);
