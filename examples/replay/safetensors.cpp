@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sinkstate/core/number_formats.hpp>
 #include <utility>
 
 namespace sinkstate::tools {
@@ -33,18 +34,6 @@ constexpr DType dtypes[] = {{"BOOL", 1},    {"U8", 1},  {"I8", 1},  {"F8_E4M3", 
                             {"U32", 4},     {"I32", 4}, {"F32", 4}, {"U64", 8},     {"I64", 8},
                             {"F64", 8},     {"C64", 8}};
 
-float float_from_bits(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
 std::uint64_t load_little_endian(const unsigned char* bytes, std::size_t count) {
   std::uint64_t value = 0;
   for (std::size_t i = count; i-- > 0;) value = value << 8 | bytes[i];
@@ -64,15 +53,31 @@ const char* name_of(FloatType type) {
 }
 
 std::uint32_t encode(float value, FloatType type) {
-  return type == FloatType::f32   ? bits_of(value)
-         : type == FloatType::f16 ? float_to_half(value)
-                                  : float_to_bfloat16(value);
+  switch (type) {
+    case FloatType::f16:
+      return round_to_nearest<Float16>(value);
+    case FloatType::bf16:
+      return round_to_nearest<BFloat16>(value);
+    case FloatType::f32:
+      break;
+  }
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
 
 float decode(std::uint32_t bits, FloatType type) {
-  if (type == FloatType::f32) return float_from_bits(bits);
-  const auto half = static_cast<std::uint16_t>(bits);
-  return type == FloatType::f16 ? half_to_float(half) : bfloat16_to_float(half);
+  switch (type) {
+    case FloatType::f16:
+      return widen<Float16>(static_cast<std::uint16_t>(bits));
+    case FloatType::bf16:
+      return widen<BFloat16>(static_cast<std::uint16_t>(bits));
+    case FloatType::f32:
+      break;
+  }
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 // False when the product does not fit.
@@ -204,46 +209,6 @@ void require_tiling(const std::map<std::string, TensorInfo>& tensors, std::uint6
 }
 
 }  // namespace
-
-float half_to_float(std::uint16_t bits) {
-  const std::uint32_t sign = std::uint32_t{bits} >> 15 << 31;
-  const std::uint32_t exponent = bits >> 10 & 0x1Fu;
-  const std::uint32_t fraction = bits & 0x3FFu;
-  if (exponent == 0) {  // zero or subnormal: a multiple of 2^-24, which float holds as normal
-    return float_from_bits(sign | bits_of(static_cast<float>(fraction) * 0x1p-24f));
-  }
-  const std::uint32_t wide_exponent = exponent == 0x1F ? 0xFF : exponent + (127 - 15);
-  return float_from_bits(sign | wide_exponent << 23 | fraction << 13);
-}
-
-float bfloat16_to_float(std::uint16_t bits) { return float_from_bits(std::uint32_t{bits} << 16); }
-
-std::uint16_t float_to_half(float value) {
-  const std::uint32_t bits = bits_of(value);
-  const std::uint32_t sign = bits >> 31 << 15;
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  std::uint32_t half;
-  if (magnitude > 0x7F800000u) {  // NaN: quiet, with what fits of its payload
-    half = 0x7E00u | (magnitude >> 13 & 0x3FFu);
-  } else if (magnitude >= bits_of(65536.0f)) {
-    half = 0x7C00u;
-  } else if (magnitude < bits_of(0x1p-14f)) {
-    // Subnormal: in [0.5, 1) the unit in the last place of a float is 2^-24, that of the result.
-    half = bits_of(float_from_bits(magnitude) + 0.5f) - bits_of(0.5f);
-  } else {  // the carry of rounding may run through the exponent, up to infinity
-    const std::uint32_t rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1u);
-    half = (rounded - (std::uint32_t{127 - 15} << 23)) >> 13;
-  }
-  return static_cast<std::uint16_t>(sign | half);
-}
-
-std::uint16_t float_to_bfloat16(float value) {
-  const std::uint32_t bits = bits_of(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {  // rounding could turn a NaN into infinity
-    return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
-  }
-  return static_cast<std::uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
 
 std::string quote(std::string_view text) {
   constexpr std::size_t longest = 60;

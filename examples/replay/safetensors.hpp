@@ -19,14 +19,6 @@ namespace sinkstate::tools {
 /// The types that convert to float exactly.
 enum class FloatType { f32, f16, bf16 };
 
-/// Bit-exact: subnormals, infinities and NaN payloads included.
-float half_to_float(std::uint16_t bits);
-float bfloat16_to_float(std::uint16_t bits);
-
-/// Round to nearest, ties to even; too large becomes infinite, NaN stays NaN.
-std::uint16_t float_to_half(float value);
-std::uint16_t float_to_bfloat16(float value);
-
 /// `text` from a file, made fit for one line of a message: in quotes, escaped, cut when long.
 std::string quote(std::string_view text);
 

@@ -19,45 +19,6 @@ using sinkstate::testing::write_file;
 
 namespace {
 
-// A 16-bit code by the definition of its format, with any number of exponent bits.
-double value_of(unsigned code, int exponent_bits) {
-  const int fraction_bits = 15 - exponent_bits;
-  const int bias = (1 << (exponent_bits - 1)) - 1;
-  const int exponent = static_cast<int>(code >> fraction_bits) & ((1 << exponent_bits) - 1);
-  const int fraction = static_cast<int>(code) & ((1 << fraction_bits) - 1);
-  const double sign = (code & 0x8000u) != 0 ? -1.0 : 1.0;
-  if (exponent == (1 << exponent_bits) - 1) {
-    return fraction == 0 ? sign * std::numeric_limits<double>::infinity()
-                         : std::numeric_limits<double>::quiet_NaN();
-  }
-  const int whole = exponent == 0 ? 0 : 1 << fraction_bits;
-  return sign * std::ldexp(whole + fraction, std::max(exponent, 1) - bias - fraction_bits);
-}
-
-bool same_number(double a, double b) {
-  return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
-}
-
-// Halfway and to both sides of it, between each code and the next larger one.
-template <class Encode>
-int wrong_roundings(int exponent_bits, Encode encode) {
-  int wrong = 0;
-  const unsigned infinity = ((1u << exponent_bits) - 1) << (15 - exponent_bits);
-  for (unsigned code = 0; code < infinity; ++code) {
-    const double low = value_of(code, exponent_bits);
-    // Where the next code is infinite, rounding goes on as if it were the next power of two.
-    const double high = code + 1 < infinity ? value_of(code + 1, exponent_bits)
-                                            : 2 * low - value_of(code - 1, exponent_bits);
-    const auto middle = static_cast<float>((low + high) / 2);
-    const unsigned even = code % 2 == 0 ? code : code + 1;
-    wrong += encode(middle) != even;
-    wrong += encode(-middle) != (even | 0x8000u);
-    wrong += encode(std::nextafter(middle, 0.0f)) != code;
-    wrong += encode(std::nextafter(middle, std::numeric_limits<float>::infinity())) != code + 1;
-  }
-  return wrong;
-}
-
 std::string little_endian(std::uint64_t value, int count) {
   std::string bytes;
   for (int i = 0; i < count; ++i, value >>= 8) bytes += static_cast<char>(value & 0xFF);
@@ -96,30 +57,6 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 }  // namespace
-
-TEST_CASE("every F16 and BF16 code converts by the definition of its format") {
-  int wrong = 0;
-  for (unsigned code = 0; code <= 0xFFFFu; ++code) {
-    const auto bits = static_cast<std::uint16_t>(code);
-    const double half = static_cast<double>(half_to_float(bits));
-    const double bfloat16 = static_cast<double>(bfloat16_to_float(bits));
-    wrong += !same_number(half, value_of(code, 5)) || !same_number(bfloat16, value_of(code, 8));
-    // And back; a NaN only has to stay one.
-    wrong += std::isnan(half) ? (float_to_half(half_to_float(bits)) & 0x7FFFu) <= 0x7C00u
-                              : float_to_half(half_to_float(bits)) != code;
-    wrong += std::isnan(bfloat16)
-                 ? (float_to_bfloat16(bfloat16_to_float(bits)) & 0x7FFFu) <= 0x7F80u
-                 : float_to_bfloat16(bfloat16_to_float(bits)) != code;
-  }
-  CHECK(wrong == 0);
-}
-
-TEST_CASE("F16 and BF16 round to nearest, ties to even, up to infinity") {
-  CHECK(wrong_roundings(5, float_to_half) == 0);
-  CHECK(wrong_roundings(8, float_to_bfloat16) == 0);
-  CHECK(float_to_half(std::numeric_limits<float>::max()) == 0x7C00u);
-  CHECK(float_to_half(std::numeric_limits<float>::denorm_min()) == 0);
-}
 
 TEST_CASE("a safetensors file comes back as it was written") {
   TemporaryDirectory directory;
