@@ -99,5 +99,6 @@ TEMPLATE_LIST_TEST_CASE("long run: 100,000 tokens leave rank and error where the
   INFO(seed_note(seed));
   const Stream stream = realistic(traits_of<TestType>, 32, 24, tokens, seed);
   check_long_run<Policy<TestType, Host, Fp32, LocalSvd, NoSink>>(stream);
+  check_long_run<Policy<TestType, Host, Fp32, FullSvd, NoSink>>(stream);
   check_long_run<Policy<TestType, Host, Fp32, FixedRank, MeanValueSink>>(stream);
 }

@@ -207,14 +207,29 @@ void check_large_shapes(std::uint64_t rule_number) {
   });
 }
 
-// Keys along three channels make a state of rank three, whatever the rule; a fixed rank of four then
-// drops nothing, though the buffer's values are independent and the rank is found by projection.
+// Keys from three directions make a state of rank three; a fixed rank of four then drops nothing,
+// though the buffer's values are independent and the rank is found by projection. Where channels
+// decay on their own the directions are channels, which keep theirs.
 template <class Rule, class Precision>
 void check_projected(std::uint64_t seed) {
   Stream stream = random_full_rank(traits_of<Rule>, 40, 24, exactness_tokens, seed);
+  Random random(seed);
+  std::vector<double> directions[3];
+  for (int i = 0; i < 3; ++i) {
+    directions[i] = random.normals(stream.d_k, 1);
+    if (Rule::decay == Decay::per_channel) {
+      std::fill(directions[i].begin(), directions[i].end(), 0.0);
+      directions[i][static_cast<std::size_t>(i)] = 1;
+    }
+    testing::detail::normalize(directions[i]);
+  }
   for (int t = 0; t < stream.tokens; ++t) {
-    std::fill_n(stream.key_at(t), stream.d_k, 0.0f);
-    stream.key_at(t)[t % 7 % 3] = t % 2 == 0 ? 1.0f : -1.0f;
+    // One of them: a sum of several would be rounded out of their span.
+    const double sign = t % 2 == 0 ? 1 : -1;
+    const std::vector<double>& direction = directions[t % 7 % 3];
+    for (std::size_t c = 0; c < direction.size(); ++c) {
+      stream.key_at(t)[c] = static_cast<float>(sign * direction[c]);
+    }
   }
   for_each_sink<Rule, Precision, FixedRank>([&](auto tag) {
     using P = typename decltype(tag)::type;
