@@ -111,7 +111,6 @@ void on_streams(const Body& body) {
       body(tag, stream);
     };
     for_each_policy<Rule, Fp32>(for_policy);
-    for_each_policy<Rule, Fp64>(for_policy);
   }
 }
 

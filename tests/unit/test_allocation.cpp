@@ -211,6 +211,16 @@ void check_policy(const Stream& stream) {
   CHECK(verbs.projected() == (P::Compaction::low_rank && !P::Compaction::adaptive));
 }
 
+template <class Rule, class Precision>
+void check_policies() {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Stream stream = random_full_rank(traits_of<Rule>, d_k, d_v, stream_tokens, seed);
+  std::copy_n(stream.value_at(5), d_v, stream.sink.begin());
+  for_each_policy<Rule, Precision>(
+      [&](auto tag) { check_policy<typename decltype(tag)::type>(stream); });
+}
+
 }  // namespace
 
 TEST_CASE("allocation: the watch sees every form", "[allocation]") {
@@ -232,12 +242,10 @@ TEST_CASE("allocation: the watch sees every form", "[allocation]") {
 }
 
 TEMPLATE_LIST_TEST_CASE("allocation: no verb allocates", "[allocation]", AllRules) {
-  const std::uint64_t seed = test_seed();
-  INFO(seed_note(seed));
-  Stream stream = random_full_rank(traits_of<TestType>, d_k, d_v, stream_tokens, seed);
-  std::copy_n(stream.value_at(5), d_v, stream.sink.begin());
-  for_each_policy<TestType, Fp32>(
-      [&](auto tag) { check_policy<typename decltype(tag)::type>(stream); });
-  for_each_policy<TestType, Fp64>(
-      [&](auto tag) { check_policy<typename decltype(tag)::type>(stream); });
+  check_policies<TestType, Fp32>();
+}
+
+TEMPLATE_TEST_CASE("allocation: no verb allocates, fp64", "[allocation]", Mamba2, GatedDelta,
+                   KimiDelta) {
+  check_policies<TestType, Fp64>();
 }
