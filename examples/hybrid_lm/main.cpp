@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "evaluate.hpp"
@@ -92,7 +93,7 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
   const std::ptrdiff_t skipped = count == 1 ? 0 : part / 2;
   const std::ptrdiff_t most = part - skipped - 2;  // one byte to score, and the one after it
   if (most < 0) {
-    tools::refuse("text", "at least 2 bytes for each passage",
+    tools::refuse("text", std::string("at least ") + (count == 1 ? "2" : "3") + " bytes a passage",
                   std::to_string(size) + " for " + std::to_string(count));
   }
   if (prefill > most) {
@@ -103,8 +104,8 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
   if (bytes == 0) bytes = room;
   if (bytes > room) {
     tools::refuse("--bytes",
-                  "behind a prefill of " + std::to_string(prefill) + ", at most " +
-                      std::to_string(room) + " of this text",
+                  "at most " + std::to_string(room) + " of this text behind a prefill of " +
+                      std::to_string(prefill),
                   std::to_string(bytes));
   }
   std::vector<std::string> passages;
@@ -117,18 +118,24 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
 
 using File = std::unique_ptr<tools::AtomicFile>;
 
-/// No output may be another file of the command; empty paths are no files.
+/// No output may be another file of the command, or the model's; empty paths are no files.
 struct Named {
   const char* what;
-  const std::string& path;
+  std::string path;
 };
-void require_different(std::initializer_list<Named> files) {
-  for (const Named& file : files) {
-    for (const Named* other = files.begin(); other != &file; ++other) {
-      if (file.path.empty() || other->path.empty()) continue;
-      if (!tools::same_file(file.path, other->path)) continue;
-      tools::refuse(file.what, "a file of its own", std::string("that of ") + other->what);
+void require_different(const std::string& folder, std::vector<Named> outputs,
+                       const std::string& text) {
+  std::vector<Named> files{{"text", text}};
+  for (const char* const name : {"/config.json", "/model.safetensors", "/golden.safetensors"}) {
+    files.push_back({"--model", folder + name});
+  }
+  for (const Named& output : outputs) {
+    for (const Named& other : files) {
+      if (output.path.empty() || other.path.empty()) continue;
+      if (!tools::same_file(output.path, other.path)) continue;
+      tools::refuse(output.what, "a file of its own", std::string("that of ") + other.what);
     }
+    files.push_back(output);
   }
 }
 
@@ -136,15 +143,22 @@ void require_different(std::initializer_list<Named> files) {
 File open(const std::string& path) {
   return path.empty() ? nullptr : std::make_unique<tools::AtomicFile>(path);
 }
-void write(const File& file, const std::string& contents) {
-  if (!file) return;
-  file->write(contents);
-  file->commit();
+/// All of them or none.
+void write(std::initializer_list<std::pair<const File&, std::string>> files) {
+  for (const auto& [file, contents] : files) {
+    if (!file) continue;
+    file->write(contents);
+    file->flush();
+  }
+  for (const auto& [file, contents] : files) {
+    if (file) file->commit();
+  }
 }
 
-int evaluate_text(const Model& model, const std::string& path, std::ptrdiff_t prefill,
-                  std::ptrdiff_t bytes, const Policies& policies, const std::string& json_path) {
-  require_different({{"text", path}, {"--json", json_path}});
+int evaluate_text(const Model& model, const std::string& folder, const std::string& path,
+                  std::ptrdiff_t prefill, std::ptrdiff_t bytes, const Policies& policies,
+                  const std::string& json_path) {
+  require_different(folder, {{"--json", json_path}}, path);
   const std::vector<std::string> passage = passages_of(path, 1, prefill, bytes);
   const File json_file = open(json_path);
   Evaluation result;
@@ -154,17 +168,16 @@ int evaluate_text(const Model& model, const std::string& path, std::ptrdiff_t pr
     const DenseReading reading = read_dense(model, passage.front(), prefill, bytes, progress);
     result = evaluate(model, reading, policies, progress);
   }
-  write(json_file, json(result));
+  write({{json_file, json(result)}});
   std::fputs(text(result).c_str(), stdout);
   return 0;
 }
 
-int sweep_policies(const Model& model, SweepArguments arguments) {
+int sweep_policies(const Model& model, const std::string& folder, SweepArguments arguments) {
   std::vector<Setting> settings;
   for (const std::string& flags : arguments.settings) settings.push_back({flags, flags});
   if (settings.empty()) settings = default_settings();
-  require_different(
-      {{"text", arguments.text}, {"--svg", arguments.svg}, {"--json", arguments.json}});
+  require_different(folder, {{"--svg", arguments.svg}, {"--json", arguments.json}}, arguments.text);
   const std::vector<std::string> passages =
       passages_of(arguments.text, arguments.passages, arguments.prefill, arguments.bytes);
   const File svg_file = open(arguments.svg), json_file = open(arguments.json);
@@ -176,8 +189,7 @@ int sweep_policies(const Model& model, SweepArguments arguments) {
     rows = sweep(model, passages, arguments.prefill, arguments.bytes, settings, arguments.threads,
                  [&](std::ptrdiff_t done) { bar.add(done); });
   }
-  write(svg_file, figure(rows));
-  write(json_file, json(rows));
+  write({{svg_file, figure(rows)}, {json_file, json(rows)}});
   std::fputs(text(rows).c_str(), stdout);
   return 0;
 }
@@ -229,9 +241,9 @@ int generate(const Model& model, const GenerateArguments& arguments, const Polic
 
 /// The tokens of one layer's recurrence, as the dense model has them. Its keys and queries are those
 /// that the recurrence sees: after normalisation, and of delta rules with the query's d_k^(-1/2).
-int write_trace(const Model& model, const std::string& path, std::ptrdiff_t bytes,
-                std::size_t layer, const std::string& output) {
-  require_different({{"text", path}, {"--output", output}});
+int write_trace(const Model& model, const std::string& folder, const std::string& path,
+                std::ptrdiff_t bytes, std::size_t layer, const std::string& output) {
+  require_different(folder, {{"--output", output}}, path);
   const std::string text = read_text(path);
   if (bytes == 0) bytes = static_cast<std::ptrdiff_t>(text.size());
   if (bytes < 1 || bytes > static_cast<std::ptrdiff_t>(text.size())) {
@@ -299,8 +311,8 @@ CLI::Option* add_number(CLI::App* app, const char* option, double& value, const 
   return app->add_option(option, value, meaning)->check(tools::check_real_number);
 }
 
-void add_path(CLI::App* app, const char* option, std::string& path, const char* meaning) {
-  app->add_option(option, path, meaning)->check([](const std::string& given) {
+CLI::Option* add_path(CLI::App* app, const char* option, std::string& path, const char* meaning) {
+  return app->add_option(option, path, meaning)->check([](const std::string& given) {
     return given.empty() ? "wanted a path, given an empty one" : "";
   });
 }
@@ -313,7 +325,7 @@ void at_least(const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
 Command add_check(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("check", "compare with the reference's numbers");
   const auto golden = std::make_shared<std::string>();
-  command->add_option("golden", *golden, "golden file, or a part of one");
+  add_path(command, "golden", *golden, "golden file, or a part of one");
   return {command, [=](const Model& model, const std::string& folder) {
             return compare_with_golden(model,
                                        golden->empty() ? folder + "/golden.safetensors" : *golden);
@@ -329,15 +341,15 @@ Command add_eval(CLI::App& app) {
     explicit Arguments(CLI::App& app) : policies(app) {}
   };
   const auto a = std::make_shared<Arguments>(*command);
-  command->add_option("text", a->text, "a text file")->required();
-  add_number(command, "--bytes", a->bytes, "steps to score (default: to the end)");
+  add_path(command, "text", a->text, "a text file")->required();
+  add_number(command, "--bytes", a->bytes, "steps to score; 0, the default: to the end");
   add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed");
   add_path(command, "--json", a->json, "write the report here");
-  return {command, [=](const Model& model, const std::string&) {
+  return {command, [=](const Model& model, const std::string& folder) {
             at_least("--prefill", 0, a->prefill);
             at_least("--bytes", 0, a->bytes);
-            return evaluate_text(model, a->text, a->prefill, a->bytes, a->policies.resolve(),
-                                 a->json);
+            return evaluate_text(model, folder, a->text, a->prefill, a->bytes,
+                                 a->policies.resolve(), a->json);
           }};
 }
 
@@ -345,26 +357,28 @@ Command add_sweep(CLI::App& app) {
   CLI::App* const command =
       app.add_subcommand("sweep", "drift against memory over many policies, as a table");
   const auto a = std::make_shared<SweepArguments>();
-  command->add_option("text", a->text, "a text file")->required();
+  add_path(command, "text", a->text, "a text file")->required();
   add_number(command, "--passages", a->passages,
              "that many, from the middles of as many equal parts of the text")
       ->capture_default_str();
   add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed")
       ->capture_default_str();
   add_number(command, "--bytes", a->bytes, "steps to score in each passage")->capture_default_str();
-  command->add_option("--setting", a->settings,
-                      "policy flags in quotes, as of eval; can be repeated (default: 55 of all "
-                      "policies)");
+  command
+      ->add_option("--setting", a->settings,
+                   "policy flags in quotes, as of eval; can be repeated (default: 55 of all "
+                   "policies)")
+      ->allow_extra_args(false);
   add_number(command, "--threads", a->threads, "passages and settings at a time")
       ->capture_default_str();
   add_path(command, "--svg", a->svg, "draw a figure here");
   add_path(command, "--json", a->json, "write the figures here");
-  return {command, [=](const Model& model, const std::string&) {
+  return {command, [=](const Model& model, const std::string& folder) {
             at_least("--passages", 1, a->passages);
             at_least("--prefill", 0, a->prefill);
             at_least("--bytes", 1, a->bytes);
             at_least("--threads", 1, a->threads);
-            return sweep_policies(model, *a);
+            return sweep_policies(model, folder, *a);
           }};
 }
 
@@ -392,10 +406,11 @@ Command add_generate(CLI::App& app) {
             const SamplingOptions& sampling = a->sampling;
             if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
               tools::refuse("--temperature", "a number in [0, 100]",
-                            std::to_string(sampling.temperature));
+                            CLI::detail::to_string(sampling.temperature));
             }
             if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-              tools::refuse("--top-p", "a number in (0, 1]", std::to_string(sampling.top_p));
+              tools::refuse("--top-p", "a number in (0, 1]",
+                            CLI::detail::to_string(sampling.top_p));
             }
             if (a->dense && (a->compare || a->policies.given())) {
               throw ToolError("--dense: takes no policy, and has nothing to compare");
@@ -412,22 +427,27 @@ Command add_trace(CLI::App& app) {
     std::size_t layer = 0;
   };
   const auto a = std::make_shared<Arguments>();
-  command->add_option("text", a->text, "a text file")->required();
-  add_number(command, "--bytes", a->bytes, "bytes to read (default: all)");
+  add_path(command, "text", a->text, "a text file")->required();
+  add_number(command, "--bytes", a->bytes, "bytes to read; 0, the default: all");
   command->add_option("--layer", a->layer, "which")
       ->transform(tools::whole_number<std::size_t>())
       ->required();
-  command
-      ->add_option("--output", a->output,
-                   "the trace: keys and queries as the recurrence sees them, state_end in fp32")
+  add_path(command, "--output", a->output,
+           "the trace: keys and queries as the recurrence sees them, state_end in fp32")
       ->required();
-  return {command, [=](const Model& model, const std::string&) {
+  return {command, [=](const Model& model, const std::string& folder) {
             at_least("--bytes", 0, a->bytes);
-            return write_trace(model, a->text, a->bytes, a->layer, a->output);
+            return write_trace(model, folder, a->text, a->bytes, a->layer, a->output);
           }};
 }
 
-void say(const std::string& line) { std::fprintf(stderr, "hybrid_lm: %s\n", line.c_str()); }
+/// One line on stderr, whatever bytes a file name has.
+void say(std::string line) {
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  }
+  std::fprintf(stderr, "hybrid_lm: %s\n", line.c_str());
+}
 
 }  // namespace
 
@@ -438,7 +458,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();  // --model may come last
   std::string folder = SINKSTATE_HYBRID_LM_MODEL;
-  app.add_option("--model", folder, "folder of config.json and model.safetensors")
+  add_path(&app, "--model", folder, "folder of config.json and model.safetensors")
       ->capture_default_str();
   const Command commands[] = {add_check(app), add_eval(app), add_sweep(app), add_generate(app),
                               add_trace(app)};

@@ -23,8 +23,10 @@ auto parse(const std::string& name, const std::string& flags, CLI::App& app, Par
 
 PolicyArguments::PolicyArguments(CLI::App& command) : command_(command), flags_(command, common_) {
   for (Kind& kind : kinds_) {
-    command.add_option(kind.option, kind.flags,
-                       "for these layers instead, in quotes: \"--policy full-svd --epsilon 0.1\"");
+    command.add_option(
+        kind.option, kind.flags,
+        "instead of all common flags, for these layers, in quotes: \"--policy full-svd "
+        "--epsilon 0.1\"");
   }
   for (const CLI::Option* const option : command.get_options()) options_.push_back(option);
 }
@@ -41,7 +43,8 @@ Policies PolicyArguments::resolve() {
                                            &policies.mamba2};
   for (std::size_t i = 0; i < std::size(kinds_); ++i) {
     if (command_.count(kinds_[i].option) == 0) continue;
-    if (kinds_[i].flags.empty()) tools::refuse(kinds_[i].option, "policy flags", "none");
+    if (kinds_[i].flags.find_first_not_of(" \t") == std::string::npos)
+      tools::refuse(kinds_[i].option, "policy flags", "none");
     CLI::App app;
     app.set_help_flag();
     tools::ReplayOptions own;

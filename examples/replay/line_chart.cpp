@@ -138,7 +138,7 @@ std::string draw(const LineChart& chart) {
       const std::string x = at(x_of(point.x));
       const std::string y = at(y_of(chart.linear ? point.y : std::log10(point.y)));
       path += (path.empty() ? "" : " ") + x + "," + y;
-      if (!series.marks) continue;
+      if (!series.marks && series.points.size() > 1) continue;
       marks += "<circle cx=\"" + x + "\" cy=\"" + y + "\" r=\"3\" fill=\"" + colour + "\"><title>" +
                escape(point.label) + "</title></circle>\n";
     }

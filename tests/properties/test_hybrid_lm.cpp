@@ -423,7 +423,7 @@ TEST_CASE("hybrid_lm: the command line") {
   write(directory / "zero.txt", std::string("A text\n\twith a zero\0 in it", 27));
   refused("sweep '" + (directory / "zero.txt").string() + "'", "given byte 0 at offset 19");
   refused("eval /dev/zero", "given byte 0 at offset 0");
-  refused("eval " + text + " --bytes 100000", "--bytes: wanted behind a prefill of 0, at most 93");
+  refused("eval " + text + " --bytes 100000", "--bytes: wanted at most 93");
   refused("eval " + text + " --prefill 100000", "--prefill: wanted at most 93");
   refused("eval " + text + " --json ''", "--json: wanted a path");
   refused("eval " + text + " --json " + text,
@@ -433,6 +433,14 @@ TEST_CASE("hybrid_lm: the command line") {
   refused("trace " + text + " --layer 0 --output /none/x", "/none/x: cannot be written");
   refused("eval " + text + " --kda ''", "--kda: wanted policy flags, given none");
   refused("eval " + text + " --kda '--help'", "--kda: ");
+  refused("eval " + text + " --kda ' '", "--kda: wanted policy flags, given none");
+  refused("eval " + text + " --json '" + (folder / "config.json").string() + "'",
+          "--json: wanted a file of its own, given that of --model");
+  refused("trace " + text + " --layer 0 --output '" + (folder / "model.safetensors").string() + "'",
+          "--output: wanted a file of its own, given that of --model");
+  refused("eval \"$(printf 'a\\nb')\"", "a?b: cannot be read");
+  refused("check ''", "golden: wanted a path");
+  refused("--model '' check", "--model: wanted a path");
   refused("generate --prompt x --dense --epsilon 0.1", "--dense: takes no policy");
   refused("eval " + text + " --prefill -1", "--prefill: wanted at least 0");
   refused("eval " + text + " --policy foo", "--policy: wanted local-svd");
@@ -472,6 +480,7 @@ TEST_CASE("hybrid_lm: the command line") {
             "--setting '--policy fixed-rank --rank 4' --svg '" + svg + "'") == 0);
   CHECK(contains(contents(directory / "out"), "| `--policy fixed-rank --rank 4` |"));
   CHECK(contains(contents(svg), "<title>--epsilon 0.1</title>"));
+  CHECK(run("sweep --passages 1 --prefill 8 --bytes 4 --setting '--epsilon 0.1' " + text) == 0);
   refused("sweep " + text + " --passages 0", "--passages: wanted at least 1");
   refused("sweep " + text + " --passages 9 --prefill 0 --bytes 5000", "--bytes: wanted");
   refused("sweep " + text + " --bytes 8 --setting '--policy foo'", "--setting: --policy: wanted");
