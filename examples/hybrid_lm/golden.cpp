@@ -48,8 +48,7 @@ class Golden {
     const std::size_t given = shape.empty() ? 0 : shape[0];
     return tensor(name, {std::clamp<std::size_t>(given, 1, most), width});
   }
-  /// States after `token` bytes are asked for by name, so one of a layer or a moment that does not
-  /// exist would go unseen.
+  /// States are asked for by name, so one of a layer or a moment that does not exist would go unseen.
   void require_states_known(const Model& model, std::size_t bytes) const {
     std::size_t known = 0, there = 0;
     for (std::size_t n = 0; n < model.layers.size(); ++n) {

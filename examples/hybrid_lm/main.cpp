@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -116,8 +115,6 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
   return passages;
 }
 
-using File = std::unique_ptr<tools::AtomicFile>;
-
 /// No output may be another file of the command, or the model's; empty paths are no files.
 struct Named {
   const char* what;
@@ -139,28 +136,12 @@ void require_different(const std::string& folder, std::vector<Named> outputs,
   }
 }
 
-/// Opened before long work, so that it can be refused.
-File open(const std::string& path) {
-  return path.empty() ? nullptr : std::make_unique<tools::AtomicFile>(path);
-}
-/// All of them or none.
-void write(std::initializer_list<std::pair<const File&, std::string>> files) {
-  for (const auto& [file, contents] : files) {
-    if (!file) continue;
-    file->write(contents);
-    file->flush();
-  }
-  for (const auto& [file, contents] : files) {
-    if (file) file->commit();
-  }
-}
-
 int evaluate_text(const Model& model, const std::string& folder, const std::string& path,
                   std::ptrdiff_t prefill, std::ptrdiff_t bytes, const Policies& policies,
                   const std::string& json_path) {
   require_different(folder, {{"--json", json_path}}, path);
   const std::vector<std::string> passage = passages_of(path, 1, prefill, bytes);
-  const File json_file = open(json_path);
+  const auto json_file = tools::open_output(json_path);
   Evaluation result;
   {
     tools::Progress bar(stderr, prefill + 2 * bytes);
@@ -168,7 +149,8 @@ int evaluate_text(const Model& model, const std::string& folder, const std::stri
     const DenseReading reading = read_dense(model, passage.front(), prefill, bytes, progress);
     result = evaluate(model, reading, policies, progress);
   }
-  write({{json_file, json(result)}});
+  if (json_file) json_file->write(json(result));
+  tools::commit_all({json_file.get()});
   std::fputs(text(result).c_str(), stdout);
   return 0;
 }
@@ -180,7 +162,8 @@ int sweep_policies(const Model& model, const std::string& folder, SweepArguments
   require_different(folder, {{"--svg", arguments.svg}, {"--json", arguments.json}}, arguments.text);
   const std::vector<std::string> passages =
       passages_of(arguments.text, arguments.passages, arguments.prefill, arguments.bytes);
-  const File svg_file = open(arguments.svg), json_file = open(arguments.json);
+  const auto svg_file = tools::open_output(arguments.svg);
+  const auto json_file = tools::open_output(arguments.json);
   std::vector<SweepRow> rows;
   {
     const auto count = static_cast<std::ptrdiff_t>(settings.size());
@@ -189,7 +172,9 @@ int sweep_policies(const Model& model, const std::string& folder, SweepArguments
     rows = sweep(model, passages, arguments.prefill, arguments.bytes, settings, arguments.threads,
                  [&](std::ptrdiff_t done) { bar.add(done); });
   }
-  write({{svg_file, figure(rows)}, {json_file, json(rows)}});
+  if (svg_file) svg_file->write(figure(rows));
+  if (json_file) json_file->write(json(rows));
+  tools::commit_all({svg_file.get(), json_file.get()});
   std::fputs(text(rows).c_str(), stdout);
   return 0;
 }
@@ -317,11 +302,6 @@ CLI::Option* add_path(CLI::App* app, const char* option, std::string& path, cons
   });
 }
 
-void at_least(const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
-  if (given < least)
-    tools::refuse(option, "at least " + std::to_string(least), std::to_string(given));
-}
-
 Command add_check(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("check", "compare with the reference's numbers");
   const auto golden = std::make_shared<std::string>();
@@ -346,8 +326,8 @@ Command add_eval(CLI::App& app) {
   add_number(command, "--prefill", a->prefill, "bytes that run dense and are then compressed");
   add_path(command, "--json", a->json, "write the report here");
   return {command, [=](const Model& model, const std::string& folder) {
-            at_least("--prefill", 0, a->prefill);
-            at_least("--bytes", 0, a->bytes);
+            tools::at_least("--prefill", 0, a->prefill);
+            tools::at_least("--bytes", 0, a->bytes);
             return evaluate_text(model, folder, a->text, a->prefill, a->bytes,
                                  a->policies.resolve(), a->json);
           }};
@@ -374,10 +354,10 @@ Command add_sweep(CLI::App& app) {
   add_path(command, "--svg", a->svg, "draw a figure here");
   add_path(command, "--json", a->json, "write the figures here");
   return {command, [=](const Model& model, const std::string& folder) {
-            at_least("--passages", 1, a->passages);
-            at_least("--prefill", 0, a->prefill);
-            at_least("--bytes", 1, a->bytes);
-            at_least("--threads", 1, a->threads);
+            tools::at_least("--passages", 1, a->passages);
+            tools::at_least("--prefill", 0, a->prefill);
+            tools::at_least("--bytes", 1, a->bytes);
+            tools::at_least("--threads", 1, a->threads);
             return sweep_policies(model, folder, *a);
           }};
 }
@@ -402,7 +382,7 @@ Command add_generate(CLI::App& app) {
   command->add_flag("--compare", a->compare,
                     "let the dense model read along, and say what differs");
   return {command, [=](const Model& model, const std::string&) {
-            at_least("--bytes", 0, a->bytes);
+            tools::at_least("--bytes", 0, a->bytes);
             const SamplingOptions& sampling = a->sampling;
             if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
               tools::refuse("--temperature", "a number in [0, 100]",
@@ -436,18 +416,12 @@ Command add_trace(CLI::App& app) {
            "the trace: keys and queries as the recurrence sees them, state_end in fp32")
       ->required();
   return {command, [=](const Model& model, const std::string& folder) {
-            at_least("--bytes", 0, a->bytes);
+            tools::at_least("--bytes", 0, a->bytes);
             return write_trace(model, folder, a->text, a->bytes, a->layer, a->output);
           }};
 }
 
-/// One line on stderr, whatever bytes a file name has.
-void say(std::string line) {
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
-  }
-  std::fprintf(stderr, "hybrid_lm: %s\n", line.c_str());
-}
+void say(std::string line) { tools::say("hybrid_lm", std::move(line)); }
 
 }  // namespace
 

@@ -58,6 +58,19 @@ void AtomicFile::commit() {
   temporary_.clear();
 }
 
+std::unique_ptr<AtomicFile> open_output(const std::string& path) {
+  return path.empty() ? nullptr : std::make_unique<AtomicFile>(path);
+}
+
+void commit_all(std::initializer_list<AtomicFile*> files) {
+  for (AtomicFile* const file : files) {
+    if (file != nullptr) file->flush();
+  }
+  for (AtomicFile* const file : files) {
+    if (file != nullptr) file->commit();
+  }
+}
+
 bool same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;  // what cannot be looked at is refused when it is opened
   const fs::path known_a = fs::weakly_canonical(fs::absolute(a), error);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>
+#include <initializer_list>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -50,6 +52,12 @@ class AtomicFile {
   std::filesystem::path temporary_;
   std::FILE* stream_ = nullptr;
 };
+
+/// Opened before long work, so that it can be refused; null for an empty path.
+std::unique_ptr<AtomicFile> open_output(const std::string& path);
+
+/// All files or none: each is flushed before the first is committed. Null pointers are passed over.
+void commit_all(std::initializer_list<AtomicFile*> files);
 
 /// Whether two paths, of files that may not exist yet, lead to one place.
 bool same_file(const std::filesystem::path& a, const std::filesystem::path& b);

@@ -3,19 +3,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <iterator>
-#include <limits>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -46,13 +39,7 @@ constexpr Foreign foreign[] = {
     {"--rounding", "belongs to 16- and 8-bit storage; this version stores fp32"},
 };
 
-/// One line on stderr, whatever bytes a file name has.
-void say(std::string line) {
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
-  }
-  std::fprintf(stderr, "replay: %s\n", line.c_str());
-}
+void say(std::string line) { sinkstate::tools::say("replay", std::move(line)); }
 
 void refuse_foreign(const CLI::App& app) {
   for (const Foreign& option : foreign) {
@@ -65,9 +52,6 @@ void refuse_foreign(const CLI::App& app) {
 void check(const CLI::App& app, const Arguments& arguments, const std::string& backend) {
   if (backend != "host") refuse("--backend", "host (all that this version has)", backend);
   const ReplayOptions& replay = arguments.replay;
-  const auto at_least = [](const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
-    if (given < least) refuse(option, "at least " + std::to_string(least), std::to_string(given));
-  };
   at_least("--prefill", 0, replay.prefill);
   at_least("--threads", 1, replay.threads);
   if (!arguments.outputs.empty() && arguments.traces.size() != 1) {
@@ -108,12 +92,9 @@ int run(const Arguments& arguments) {
     check_options(path, traces.back(), arguments.replay);
     work += traces.back().tokens * traces.back().value_heads;
   }
-  const auto open = [](const std::string& path) {
-    return path.empty() ? nullptr : std::make_unique<AtomicFile>(path);
-  };
-  const auto outputs_file = open(arguments.outputs);
-  const auto json_file = open(arguments.json);
-  const auto svg_file = open(arguments.svg);
+  const auto outputs_file = open_output(arguments.outputs);
+  const auto json_file = open_output(arguments.json);
+  const auto svg_file = open_output(arguments.svg);
 
   std::vector<TraceReport> reports;
   ReplayOutputs outputs;
@@ -128,13 +109,7 @@ int run(const Arguments& arguments) {
   if (outputs_file) write_outputs(*outputs_file, traces.front(), outputs);
   if (json_file) json_file->write(json(reports, arguments.replay));
   if (svg_file) svg_file->write(figure(reports, arguments.replay));
-  const auto files = {outputs_file.get(), json_file.get(), svg_file.get()};
-  for (AtomicFile* file : files) {
-    if (file != nullptr) file->flush();
-  }
-  for (AtomicFile* file : files) {
-    if (file != nullptr) file->commit();
-  }
+  commit_all({outputs_file.get(), json_file.get(), svg_file.get()});
   std::fputs(table(reports, arguments.replay).c_str(), stdout);
   if (std::fflush(stdout) != 0) {
     say("standard output: the table cannot be written");

@@ -33,6 +33,10 @@ void refuse(const std::string& option, const std::string& wanted, const std::str
   throw ToolError(option + ": wanted " + wanted + ", given " + given);
 }
 
+void at_least(const std::string& option, std::ptrdiff_t least, std::ptrdiff_t given) {
+  if (given < least) refuse(option, "at least " + std::to_string(least), std::to_string(given));
+}
+
 std::string check_real_number(const std::string& text) {
   char* end = nullptr;
   std::strtod(text.c_str(), &end);
@@ -112,9 +116,6 @@ void PolicyFlags::resolve() {
       !(options_.recompress_growth >= 1 && options_.recompress_growth <= 1e6)) {
     refuse("--recompress-growth", "0 or a number in [1, 1e6]", number(options_.recompress_growth));
   }
-  const auto at_least = [](const char* option, std::ptrdiff_t least, std::ptrdiff_t given) {
-    if (given < least) refuse(option, "at least " + std::to_string(least), std::to_string(given));
-  };
   at_least("--buffer", 1, options_.buffer);
   if (options_.buffer > 65536) refuse("--buffer", "at most 65536", std::to_string(options_.buffer));
   if (!(options_.tail_share >= 0 && options_.tail_share <= 1)) {

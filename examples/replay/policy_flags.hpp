@@ -17,6 +17,7 @@ namespace sinkstate::tools {
 
 [[noreturn]] void refuse(const std::string& option, const std::string& wanted,
                          const std::string& given);
+void at_least(const std::string& option, std::ptrdiff_t least, std::ptrdiff_t given);
 
 /// Text to whole numbers, strictly: CLI11 alone takes "" for 0, "010" for 8 and what is too large
 /// for the largest.

@@ -221,6 +221,13 @@ std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions&
   return to_svg(charts);
 }
 
+void say(const char* program, std::string line) {
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  }
+  std::fprintf(stderr, "%s: %s\n", program, line.c_str());
+}
+
 Progress::Progress(std::FILE* stream, std::ptrdiff_t total)
     : stream_(stream), visible_(isatty(fileno(stream)) != 0), total_(total) {}
 

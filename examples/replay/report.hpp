@@ -23,6 +23,9 @@ std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& o
 /// Reports must hold their series. Equal parts of a long trace are drawn as one point.
 std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions& options);
 
+/// One line on stderr in a program's name, whatever bytes a file name in it has.
+void say(const char* program, std::string line);
+
 /// A bar on a terminal; nothing elsewhere.
 class Progress {
  public:
