@@ -1,15 +1,15 @@
 #include "states.hpp"
 
 #include <algorithm>
-#include <sinkstate/sinkstate.hpp>
+#include <sinkstate/model/update_rules.hpp>
 
+#include "replay/any_state.hpp"
 #include "replay/dense_step.hpp"
 #include "replay/thread_time.hpp"
 
 namespace sinkstate::hybrid_lm {
 namespace {
 
-using tools::Compaction;
 using tools::ReplayOptions;
 using tools::thread_seconds;
 
@@ -93,24 +93,28 @@ void require_ok(Status status) {
   }
 }
 
-template <class Policy>
+tools::Rule rule_of(Mixer mixer) {
+  if (mixer == Mixer::gated_delta) return tools::Rule::gated_delta;
+  if (mixer == Mixer::kimi_delta) return tools::Rule::kimi_delta;
+  return tools::Rule::mamba2;
+}
+
 class FactoredStates : public LayerStates {
  public:
-  FactoredStates(const HeadShape& shape, const ReplayOptions& options, const Matrix& directions,
-                 LayerStates* from)
-      : config_(config_of(shape, options)),
-        directions_(directions),
-        team_(workspace_bytes<Policy>(config_)),
-        costs_(shape.heads) {
+  FactoredStates(Mixer mixer, const HeadShape& shape, const ReplayOptions& options,
+                 const Matrix& directions, LayerStates* from)
+      : shape_(shape), directions_(directions), costs_(shape.heads) {
     for (int h = 0; h < shape.heads; ++h) {
-      states_.emplace_back(config_, Policy::Sink::present ? directions_.row(h).data() : nullptr);
+      states_.push_back(tools::make_state(rule_of(mixer), options, shape.d_k, shape.d_v,
+                                          options.sink ? directions_.row(h).data() : nullptr));
+      if (h == 0) team_ = std::make_unique<HostTeam>(states_[0]->workspace_bytes());
       if (from == nullptr) continue;
       const std::vector<float> dense = from->dense(h);
       RandomizedSvd method;
       method.seed = options.seed;
-      require_ok(initialize(team_, states_.back().view(),
-                            MatrixView<const float>{dense.data(), shape.d_k, shape.d_v, shape.d_v},
-                            method));
+      require_ok(states_.back()->initialize(
+          *team_, MatrixView<const float>{dense.data(), shape.d_k, shape.d_v, shape.d_v}, method,
+          0.0f));
     }
   }
 
@@ -118,101 +122,57 @@ class FactoredStates : public LayerStates {
     const double begin = thread_seconds();
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const HeadToken& token = heads[h];
-      require_ok(sinkstate::step(
-          team_, states_[h].view(),
-          Token<float>{token.key, token.value, token.log_decay, token.write_strength}, token.query,
-          token.output));
+      require_ok(states_[h]->step(*team_,
+                                  {token.key, token.value, token.log_decay, token.write_strength},
+                                  token.query, token.output));
     }
     const double stepped = thread_seconds();
     count();
     const double counted = thread_seconds();
     for (auto& state : states_) {
-      if (state.view().due()) require_ok(compact(team_, state.view()));
+      if (state->due()) require_ok(state->compact(*team_, nullptr));
     }
     costs_.add_seconds(stepped - begin, thread_seconds() - counted);
   }
   std::vector<float> dense(int head) override {
-    std::vector<float> matrix(static_cast<std::size_t>(config_.d_k * config_.d_v));
-    require_ok(
-        materialize(team_, states_[static_cast<std::size_t>(head)].view(),
-                    MatrixView<float>{matrix.data(), config_.d_k, config_.d_v, config_.d_v}));
+    std::vector<float> matrix(static_cast<std::size_t>(shape_.d_k * shape_.d_v));
+    require_ok(states_[static_cast<std::size_t>(head)]->materialize(
+        *team_, MatrixView<float>{matrix.data(), shape_.d_k, shape_.d_v, shape_.d_v}, nullptr));
     return matrix;
   }
   StateCosts costs() const override { return costs_.means(); }
   double bytes() const override { return costs_.bytes(); }
 
  private:
-  static StateConfig config_of(const HeadShape& shape, const ReplayOptions& options) {
-    StateConfig config;
-    config.d_k = shape.d_k;
-    config.d_v = shape.d_v;
-    tools::apply(options, config);
-    return config;
-  }
   void count() {
     costs_.begin_token();
     for (std::size_t h = 0; h < states_.size(); ++h) {
-      const auto view = states_[h].view();
-      const auto rank = static_cast<double>(view.dense() ? config_.full_rank() : view.rank());
-      costs_.add_head(h, static_cast<double>(view.bytes().total()), rank, view.dense());
+      tools::AnyState& state = *states_[h];
+      costs_.add_head(h, static_cast<double>(state.bytes().total()),
+                      static_cast<double>(state.rank()), state.dense());
     }
   }
 
-  StateConfig config_;
+  HeadShape shape_;
   Matrix directions_;
-  std::vector<SinkState<Policy>> states_;
-  HostTeam team_;
+  std::vector<std::unique_ptr<tools::AnyState>> states_;
+  std::unique_ptr<HostTeam> team_;
   Costs costs_;
 };
 
-using Made = std::unique_ptr<LayerStates>;
-
-template <class Rule, class CompactionTag>
-Made make_sink(const HeadShape& shape, const ReplayOptions& options, const Matrix& directions,
-               LayerStates* from) {
-  using Without = FactoredStates<Policy<Rule, Host, Fp32, CompactionTag, NoSink>>;
-  using With = FactoredStates<Policy<Rule, Host, Fp32, CompactionTag, MeanValueSink>>;
-  if (options.sink) return std::make_unique<With>(shape, options, directions, from);
-  return std::make_unique<Without>(shape, options, directions, from);
-}
-
-template <class Rule>
-Made make_compaction(const HeadShape& shape, const ReplayOptions& options, const Matrix& directions,
-                     LayerStates* from) {
-  switch (options.compaction) {
-    case Compaction::local_svd:
-      return make_sink<Rule, LocalSvd>(shape, options, directions, from);
-    case Compaction::full_svd:
-      return make_sink<Rule, FullSvd>(shape, options, directions, from);
-    case Compaction::fixed_rank:
-      return make_sink<Rule, FixedRank>(shape, options, directions, from);
-    case Compaction::dense_buffered:
-      return make_sink<Rule, DenseBuffered>(shape, options, directions, from);
-  }
-  return nullptr;
-}
-
-/// Calls make(rule) with the library's word for a mixer.
-template <class Make>
-Made with_rule(Mixer mixer, const Make& make) {
-  if (mixer == Mixer::gated_delta) return make(GatedDelta{});
-  if (mixer == Mixer::kimi_delta) return make(KimiDelta{});
-  return make(Mamba2{});
-}
-
 }  // namespace
 
-Made make_dense_states(Mixer mixer, const HeadShape& shape, LayerStates* from) {
-  return with_rule(mixer, [&](auto rule) -> Made {
-    return std::make_unique<DenseStates<decltype(rule)>>(shape, from);
-  });
+std::unique_ptr<LayerStates> make_dense_states(Mixer mixer, const HeadShape& shape,
+                                               LayerStates* from) {
+  if (mixer == Mixer::gated_delta) return std::make_unique<DenseStates<GatedDelta>>(shape, from);
+  if (mixer == Mixer::kimi_delta) return std::make_unique<DenseStates<KimiDelta>>(shape, from);
+  return std::make_unique<DenseStates<Mamba2>>(shape, from);
 }
 
-Made make_factored_states(Mixer mixer, const HeadShape& shape, const ReplayOptions& options,
-                          const Matrix& directions, LayerStates* from) {
-  return with_rule(mixer, [&](auto rule) {
-    return make_compaction<decltype(rule)>(shape, options, directions, from);
-  });
+std::unique_ptr<LayerStates> make_factored_states(Mixer mixer, const HeadShape& shape,
+                                                  const ReplayOptions& options,
+                                                  const Matrix& directions, LayerStates* from) {
+  return std::make_unique<FactoredStates>(mixer, shape, options, directions, from);
 }
 
 }  // namespace sinkstate::hybrid_lm

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -29,24 +28,7 @@ struct Arguments {
   std::string svg;
 };
 
-/// Options of policies and features that later versions bring: known by name, so that nobody
-/// believes that they had an effect.
-struct Foreign {
-  const char* name;
-  const char* reason;
-};
-constexpr Foreign foreign[] = {
-    {"--rounding", "belongs to 16- and 8-bit storage; this version stores fp32"},
-};
-
 void say(std::string line) { sinkstate::tools::say("replay", std::move(line)); }
-
-void refuse_foreign(const CLI::App& app) {
-  for (const Foreign& option : foreign) {
-    if (app.count(option.name) > 0)
-      throw ToolError(std::string(option.name) + ": " + option.reason);
-  }
-}
 
 /// What was left after parsing by type: values and combinations without a meaning.
 void check(const CLI::App& app, const Arguments& arguments, const std::string& backend) {
@@ -138,7 +120,6 @@ int main(int argc, char** argv) {
   std::string backend = "host";
   ReplayOptions& replay = arguments.replay;
   replay.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  std::string unused;
 
   CLI::App app{
       "Replays traces of linear-attention layers through a sinkstate policy, beside the exact fp64 "
@@ -156,27 +137,15 @@ int main(int argc, char** argv) {
   app.add_option("--json", arguments.json, "write the report here");
   app.add_option("--svg", arguments.svg, "draw rank and output error over the tokens here");
   app.add_option("--backend", backend, "host");
-  for (const Foreign& option : foreign) {
-    app.add_option(option.name, unused)
-        ->group("")
-        ->expected(0, 1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  }
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    try {
-      refuse_foreign(app);
-      say(std::string(error.what()) + " (see --help)");
-    } catch (const ToolError& known) {
-      say(known.what());
-    }
+    say(std::string(error.what()) + " (see --help)");
     return 2;
   }
   try {
-    refuse_foreign(app);
     policy.resolve();
     check(app, arguments, backend);
     replay.series = !arguments.svg.empty();

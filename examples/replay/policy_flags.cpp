@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
 #include <vector>
 
 namespace sinkstate::tools {
@@ -24,8 +23,18 @@ const Restricted restricted[] = {
     {"--tail-share", {Compaction::local_svd}},
     {"--tail-period", {Compaction::local_svd}},
     {"--rank", {Compaction::fixed_rank}},
-    {"--seed", {Compaction::local_svd, Compaction::full_svd, Compaction::fixed_rank}},
 };
+
+/// The word of that name among all of its kind.
+template <class Word, std::size_t Count>
+Word named(const std::string& option, const Word (&all)[Count], const std::string& given) {
+  std::string names;
+  for (std::size_t i = 0; i < Count; ++i) {
+    if (given == to_string(all[i])) return all[i];
+    names += (i == 0 ? "" : i + 1 == Count ? " or " : ", ") + std::string(to_string(all[i]));
+  }
+  refuse(option, names, given);
+}
 
 }  // namespace
 
@@ -79,20 +88,30 @@ PolicyFlags::PolicyFlags(CLI::App& app, ReplayOptions& options) : app_(app), opt
                "never go dense: keep up to min(d_k, d_v) terms (local-svd, full-svd)");
   app.add_flag("--sink", options.sink,
                "keep the part along a head's sink direction, its mean value, apart");
-  app.add_option("--seed", options.seed, "of random sketches (all but dense-buffered)")
+  app.add_option("--storage", storage_,
+                 "of factors, dense bodies and sink: fp32, fp16, bf16 or fp8 (e4m3, a scale a "
+                 "vector)");
+  app.add_option("--rounding", rounding_,
+                 "to it, at each compaction: nearest or stochastic (all but fp32)");
+  app.add_option("--seed", options.seed,
+                 "of random sketches (all but dense-buffered) and of stochastic rounding")
       ->transform(whole_number<std::uint64_t>());
-  app.add_option("--storage", storage_, "of the factors: fp32");
 }
 
 void PolicyFlags::resolve() {
-  const auto named = std::find_if(std::begin(all_compactions), std::end(all_compactions),
-                                  [&](Compaction known) { return policy_ == to_string(known); });
-  if (named == std::end(all_compactions)) {
-    refuse("--policy", "local-svd, full-svd, fixed-rank or dense-buffered", policy_);
-  }
-  options_.compaction = *named;
+  options_.compaction = named("--policy", all_compactions, policy_);
+  options_.storage = named("--storage", all_storages, storage_);
+  options_.rounding = named("--rounding", all_roundings, rounding_);
   options_.dense_fallback = !no_dense_fallback_;
-  if (storage_ != "fp32") refuse("--storage", "fp32 (all that this version has)", storage_);
+  if (app_.count("--rounding") > 0 && options_.storage == Storage::fp32) {
+    throw ToolError("--rounding: fp32 storage does not round, it belongs to fp16, bf16 and fp8");
+  }
+  if (app_.count("--seed") > 0 && options_.compaction == Compaction::dense_buffered &&
+      options_.rounding == Rounding::nearest) {
+    throw ToolError(
+        "--seed: dense-buffered has no use for it unless it rounds stochastically, it belongs to "
+        "local-svd, full-svd, fixed-rank and --rounding stochastic");
+  }
   for (const Restricted& option : restricted) {
     const auto& users = option.policies;
     const bool used = std::find(users.begin(), users.end(), options_.compaction) != users.end();

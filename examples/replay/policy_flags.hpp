@@ -60,6 +60,7 @@ class PolicyFlags {
   ReplayOptions& options_;
   std::string policy_ = "local-svd";
   std::string storage_ = "fp32";
+  std::string rounding_ = "nearest";
   bool no_dense_fallback_ = false;
 };
 

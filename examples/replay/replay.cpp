@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sinkstate/sinkstate.hpp>
+#include <memory>
+#include <sinkstate/model/update_rules.hpp>
 
+#include "any_state.hpp"
 #include "dense_step.hpp"
 #include "oracles/dense_recurrence.hpp"
 #include "oracles/norms.hpp"
@@ -51,7 +53,12 @@ void require_ok(Status status, const std::string& name, std::ptrdiff_t head, std
                   ": " + to_string(status));
 }
 
-template <class Policy>
+oracle::RuleTraits traits_of(Rule rule) {
+  using Traits = oracle::RuleTraits;
+  const bool per_channel = rule == Rule::kimi_delta;
+  return {rule != Rule::mamba2, per_channel ? Traits::Decay::per_channel : Traits::Decay::scalar};
+}
+
 class HeadReplay {
  public:
   HeadReplay(const std::string& name, const Trace& trace, std::ptrdiff_t head,
@@ -63,15 +70,10 @@ class HeadReplay {
         options_(options),
         outputs_(outputs),
         progress_(progress),
-        config_(config()),
-        state_(config_,
-               Policy::Sink::present ? trace.sink_direction.data() + head * trace.d_v : nullptr),
-        team_(workspace_bytes<Policy>(config_)),
-        exact_(
-            oracle::RuleTraits{Policy::Rule::corrects, Policy::Rule::decay == Decay::per_channel
-                                                           ? oracle::RuleTraits::Decay::per_channel
-                                                           : oracle::RuleTraits::Decay::scalar},
-            static_cast<int>(trace.d_k), static_cast<int>(trace.d_v)) {}
+        state_(make_state(trace.rule, options, trace.d_k, trace.d_v,
+                          options.sink ? trace.sink_direction.data() + head * trace.d_v : nullptr)),
+        team_(state_->workspace_bytes()),
+        exact_(traits_of(trace.rule), static_cast<int>(trace.d_k), static_cast<int>(trace.d_v)) {}
 
   HeadResult run() {
     result_.figures.bytes_dense = 4.0 * static_cast<double>(trace_.d_k * trace_.d_v);
@@ -83,22 +85,12 @@ class HeadReplay {
       first += count;
     }
     finish();
-    time_dense();
-    result_.config = config_;
-    result_.config.rank_cap = SinkStateView<Policy>::rank_capacity(config_);
-    result_.config.active = SinkStateView<Policy>::active(config_);
+    result_.figures.ns_per_token_dense = dense_ns_per_token();
+    result_.config = state_->config();
     return std::move(result_);
   }
 
  private:
-  StateConfig config() const {
-    StateConfig config;
-    config.d_k = trace_.d_k;
-    config.d_v = trace_.d_v;
-    apply(options_, config);
-    return config;
-  }
-
   Token<float> token(std::ptrdiff_t t) const {
     return {trace_.key(t, head_), trace_.value(t, head_), trace_.log_decays(t, head_),
             trace_.write_strength(t, head_)};
@@ -139,24 +131,22 @@ class HeadReplay {
     for (std::size_t i = 0; i < exact.size(); ++i) rounding += square(exact[i] - double{dense[i]});
     RandomizedSvd method;
     method.seed = options_.seed;
-    require_ok(
-        initialize(team_, state_.view(),
-                   MatrixView<const float>{dense.data(), trace_.d_k, trace_.d_v, trace_.d_v},
+    require_ok(state_->initialize(
+                   team_, MatrixView<const float>{dense.data(), trace_.d_k, trace_.d_v, trace_.d_v},
                    method, std::nextafter(static_cast<float>(std::sqrt(rounding)), INFINITY)),
-        name_, head_, options_.prefill);
-    check_state();
+               name_, head_, options_.prefill);
+    check_state(options_.prefill);
   }
 
   /// The tokens between two compactions, and the one after them. Only library calls are inside the
   /// timed stretches.
   void window(std::ptrdiff_t first, std::ptrdiff_t count) {
-    const auto view = state_.view();
     std::vector<float> outputs(size(count * trace_.d_v));
     std::vector<Status> statuses(size(count));
     const double begin = 1e9 * thread_seconds();
     for (std::ptrdiff_t t = 0; t < count; ++t) {
-      statuses[size(t)] = step(team_, view, token(first + t), trace_.query(first + t, head_),
-                               outputs.data() + t * trace_.d_v);
+      statuses[size(t)] = state_->step(team_, token(first + t), trace_.query(first + t, head_),
+                                       outputs.data() + t * trace_.d_v);
     }
     step_ns_ += 1e9 * thread_seconds() - begin;
 
@@ -167,17 +157,17 @@ class HeadReplay {
       compare_output(first + t, exact.data(), outputs.data() + t * trace_.d_v);
       count_memory();
     }
-    if (view.due()) {
+    if (state_->due()) {
       CompactionReport report;
       const double compaction = 1e9 * thread_seconds();
-      const Status status = compact(team_, view, &report);
+      const Status status = state_->compact(team_, &report);
       compaction_ns_ += 1e9 * thread_seconds() - compaction;
       require_ok(status, name_, head_, first + count - 1);
       ++result_.figures.compactions;
       if (report.decomposed > 0 && report.decomposed == report.rank_before) {
         ++result_.figures.recompressions;
       }
-      check_state();
+      check_state(first + count);
     }
     progress_(count);
   }
@@ -199,29 +189,25 @@ class HeadReplay {
 
   /// After each token, with the rank that its read-out used.
   void count_memory() {
-    const auto view = state_.view();
     ReplayFigures& figures = result_.figures;
-    const auto rank = static_cast<std::ptrdiff_t>(view.dense() ? config_.full_rank() : view.rank());
+    const auto rank = static_cast<std::ptrdiff_t>(state_->rank());
     if (figures.rank_histogram.size() <= size(rank)) figures.rank_histogram.resize(size(rank) + 1);
     ++figures.rank_histogram[size(rank)];
     figures.rank_mean += static_cast<double>(rank);
     if (options_.series) result_.series.rank.push_back(static_cast<double>(rank));
     figures.rank_peak = std::max(figures.rank_peak, rank);
-    const auto bytes = static_cast<double>(view.bytes().total());
+    const auto bytes = static_cast<double>(state_->bytes().total());
     figures.bytes_mean += bytes;
     figures.bytes_peak = std::max(figures.bytes_peak, bytes);
-    figures.dense_fallback += view.dense() ? 1 : 0;
+    figures.dense_fallback += state_->dense() ? 1 : 0;
   }
 
   /// The certificate against the true error.
-  double check_state() {
-    const auto view = state_.view();
+  double check_state(std::ptrdiff_t token) {
     dense_.resize(size(trace_.d_k * trace_.d_v));
     float bound = 0;
-    require_ok(
-        materialize(team_, view,
-                    MatrixView<float>{dense_.data(), trace_.d_k, trace_.d_v, trace_.d_v}, &bound),
-        name_, head_, static_cast<std::ptrdiff_t>(view.record->tokens));
+    const MatrixView<float> dense{dense_.data(), trace_.d_k, trace_.d_v, trace_.d_v};
+    require_ok(state_->materialize(team_, dense, &bound), name_, head_, token);
     double error = 0;
     for (std::size_t i = 0; i < dense_.size(); ++i) {
       error += square(double{dense_[i]} - exact_.state()[i]);
@@ -236,7 +222,7 @@ class HeadReplay {
   void finish() {
     ReplayFigures& figures = result_.figures;
     Sums& sums = result_.sums;
-    figures.state_error_abs = check_state();
+    figures.state_error_abs = check_state(trace_.tokens);
     const double norm = oracle::frobenius_norm(exact_.state());
     sums.state_error = square(figures.state_error_abs);
     sums.state = square(norm);
@@ -253,8 +239,7 @@ class HeadReplay {
     figures.output_error_worst = ratio(std::sqrt(worst_), output);
     for (double& error : result_.series.output_error) error = ratio(error, output);
     figures.certificate_looseness = median(sums.looseness);
-    const auto view = state_.view();
-    figures.rank_final = static_cast<double>(view.dense() ? config_.full_rank() : view.rank());
+    figures.rank_final = static_cast<double>(state_->rank());
     figures.rank_mean /= tokens;
     figures.bytes_mean /= tokens;
     figures.dense_fallback /= tokens;
@@ -281,8 +266,21 @@ class HeadReplay {
                     " away (a wrong rule, head map, sign of the decay or layout?)");
   }
 
-  void time_dense() {
-    DenseStep<typename Policy::Rule> dense(trace_.d_k, trace_.d_v);
+  double dense_ns_per_token() const {
+    switch (trace_.rule) {
+      case Rule::mamba2:
+        return dense_ns_per_token<Mamba2>();
+      case Rule::gated_delta:
+        return dense_ns_per_token<GatedDelta>();
+      case Rule::kimi_delta:
+        return dense_ns_per_token<KimiDelta>();
+    }
+    return 0;
+  }
+
+  template <class RuleTag>
+  double dense_ns_per_token() const {
+    DenseStep<RuleTag> dense(trace_.d_k, trace_.d_v);
     std::vector<float> output(size(trace_.d_v));
     const double begin = 1e9 * thread_seconds();
     for (std::ptrdiff_t t = 0; t < trace_.tokens; ++t) {
@@ -290,8 +288,7 @@ class HeadReplay {
       dense(now.key, now.value, now.log_decay, now.write_strength, trace_.query(t, head_),
             output.data());
     }
-    result_.figures.ns_per_token_dense =
-        (1e9 * thread_seconds() - begin) / static_cast<double>(trace_.tokens);
+    return (1e9 * thread_seconds() - begin) / static_cast<double>(trace_.tokens);
   }
 
   const std::string& name_;
@@ -301,8 +298,7 @@ class HeadReplay {
   ReplayOutputs* outputs_;
   const std::function<void(std::ptrdiff_t)>& progress_;
 
-  StateConfig config_;
-  SinkState<Policy> state_;
+  std::unique_ptr<AnyState> state_;
   HostTeam team_;
   oracle::DenseRecurrence<double> exact_;
   std::vector<float> dense_;
@@ -311,52 +307,6 @@ class HeadReplay {
   double step_ns_ = 0;
   double compaction_ns_ = 0;
 };
-
-using ReplayHead = HeadResult (*)(const std::string&, const Trace&, std::ptrdiff_t,
-                                  const ReplayOptions&, ReplayOutputs*,
-                                  const std::function<void(std::ptrdiff_t)>&);
-
-template <class Policy>
-HeadResult replay_head(const std::string& name, const Trace& trace, std::ptrdiff_t head,
-                       const ReplayOptions& options, ReplayOutputs* outputs,
-                       const std::function<void(std::ptrdiff_t)>& progress) {
-  return HeadReplay<Policy>(name, trace, head, options, outputs, progress).run();
-}
-
-// From the words of the command line to the types of the library, one word a function.
-
-template <class RuleTag, class CompactionTag>
-ReplayHead choose_sink(bool sink) {
-  return sink ? replay_head<Policy<RuleTag, Host, Fp32, CompactionTag, MeanValueSink>>
-              : replay_head<Policy<RuleTag, Host, Fp32, CompactionTag, NoSink>>;
-}
-
-template <class RuleTag>
-ReplayHead choose_compaction(const ReplayOptions& options) {
-  switch (options.compaction) {
-    case Compaction::local_svd:
-      return choose_sink<RuleTag, LocalSvd>(options.sink);
-    case Compaction::full_svd:
-      return choose_sink<RuleTag, FullSvd>(options.sink);
-    case Compaction::fixed_rank:
-      return choose_sink<RuleTag, FixedRank>(options.sink);
-    case Compaction::dense_buffered:
-      return choose_sink<RuleTag, DenseBuffered>(options.sink);
-  }
-  return nullptr;
-}
-
-ReplayHead choose(Rule rule, const ReplayOptions& options) {
-  switch (rule) {
-    case Rule::mamba2:
-      return choose_compaction<Mamba2>(options);
-    case Rule::gated_delta:
-      return choose_compaction<GatedDelta>(options);
-    case Rule::kimi_delta:
-      return choose_compaction<KimiDelta>(options);
-  }
-  return nullptr;
-}
 
 ReplayFigures combine(const std::vector<HeadResult>& heads) {
   ReplayFigures total;
@@ -408,19 +358,6 @@ ReplayFigures combine(const std::vector<HeadResult>& heads) {
 
 }  // namespace
 
-void apply(const ReplayOptions& options, StateConfig& config) {
-  config.buffer = options.buffer;
-  config.epsilon = options.epsilon;
-  config.rank_cap = options.rank_cap;
-  config.active = options.active;
-  config.recompress_growth = options.recompress_growth;
-  config.recompress_slack = options.recompress_slack;
-  config.tail_share = options.tail_share;
-  config.tail_period = options.tail_period;
-  config.dense_fallback = options.dense_fallback;
-  config.seed = options.seed;
-}
-
 void check_options(const std::string& name, const Trace& trace, const ReplayOptions& options) {
   if (options.prefill >= trace.tokens) {
     throw ToolError(name + ": --prefill: wanted fewer than the " + std::to_string(trace.tokens) +
@@ -445,6 +382,24 @@ const char* to_string(Compaction compaction) {
   return "";
 }
 
+const char* to_string(Storage storage) {
+  switch (storage) {
+    case Storage::fp32:
+      return "fp32";
+    case Storage::fp16:
+      return "fp16";
+    case Storage::bf16:
+      return "bf16";
+    case Storage::fp8:
+      return "fp8";
+  }
+  return "";
+}
+
+const char* to_string(Rounding rounding) {
+  return rounding == Rounding::nearest ? "nearest" : "stochastic";
+}
+
 TraceReport replay(const std::string& name, const Trace& trace, const ReplayOptions& options,
                    ReplayOutputs* outputs, const std::function<void(std::ptrdiff_t)>& progress) {
   check_options(name, trace, options);
@@ -452,10 +407,9 @@ TraceReport replay(const std::string& name, const Trace& trace, const ReplayOpti
     outputs->output.assign(size(trace.tokens * trace.value_heads * trace.d_v), 0.0f);
     outputs->state.assign(size(trace.value_heads * trace.d_k * trace.d_v), 0.0f);
   }
-  const ReplayHead replay_one = choose(trace.rule, options);
   std::vector<HeadResult> heads(size(trace.value_heads));
   parallel_for(trace.value_heads, options.threads, [&](std::ptrdiff_t head) {
-    heads[size(head)] = replay_one(name, trace, head, options, outputs, progress);
+    heads[size(head)] = HeadReplay(name, trace, head, options, outputs, progress).run();
   });
 
   TraceReport report{name,

@@ -21,6 +21,18 @@ inline constexpr Compaction all_compactions[] = {Compaction::local_svd, Compacti
 
 const char* to_string(Compaction compaction);
 
+/// The format of body and sink.
+enum class Storage { fp32, fp16, bf16, fp8 };
+
+inline constexpr Storage all_storages[] = {Storage::fp32, Storage::fp16, Storage::bf16,
+                                           Storage::fp8};
+
+const char* to_string(Storage storage);
+
+inline constexpr Rounding all_roundings[] = {Rounding::nearest, Rounding::stochastic};
+
+const char* to_string(Rounding rounding);
+
 struct ReplayOptions {
   Compaction compaction = Compaction::local_svd;
   double epsilon = 1e-2;
@@ -33,6 +45,8 @@ struct ReplayOptions {
   std::ptrdiff_t tail_period = 0;
   bool dense_fallback = true;
   bool sink = false;
+  Storage storage = Storage::fp32;
+  Rounding rounding = Rounding::nearest;
   std::uint64_t seed = 0;
   std::ptrdiff_t prefill = 0;  // tokens that run dense and are then compressed
   int threads = 1;
@@ -94,9 +108,6 @@ struct ReplayOutputs {
   std::vector<float> output;  // [tokens, value_heads, d_v]; of a prefill, the exact outputs
   std::vector<float> state;   // [value_heads, d_k, d_v], dense, after the last token
 };
-
-/// The part of a configuration that options decide.
-void apply(const ReplayOptions& options, StateConfig& config);
 
 /// Refuses options that do not fit a trace.
 /// @throws ToolError

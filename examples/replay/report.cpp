@@ -67,10 +67,12 @@ Json to_json(const ReplayOptions& options, const TraceReport& report) {
     policy["tail_period"] = config.tail_period;
   }
   if (options.compaction == Compaction::fixed_rank) policy["rank"] = config.rank_cap;
-  if (options.compaction != Compaction::dense_buffered) policy["seed"] = config.seed;
+  const bool stochastic = options.rounding == Rounding::stochastic;
+  if (options.compaction != Compaction::dense_buffered || stochastic) policy["seed"] = config.seed;
   policy["sink"] = options.sink;
   policy["prefill"] = options.prefill;
-  policy["storage"] = "fp32";
+  policy["storage"] = to_string(options.storage);
+  if (options.storage != Storage::fp32) policy["rounding"] = to_string(options.rounding);
   policy["backend"] = "host";
   return policy;
 }
@@ -117,6 +119,10 @@ std::string describe(const ReplayOptions& options) {
   }
   text += ", buffer " + std::to_string(options.buffer);
   if (options.sink) text += ", sink";
+  if (options.storage != Storage::fp32) {
+    text += ", " + std::string(to_string(options.storage)) + " storage";
+    if (options.rounding == Rounding::stochastic) text += " rounded stochastically";
+  }
   if (options.prefill > 0) text += ", prefill " + std::to_string(options.prefill);
   return text;
 }

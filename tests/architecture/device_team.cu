@@ -96,6 +96,16 @@ class PlainTeam {
       y[i] = b + s * (a - tau * b);
     }
   }
+  template <class Format>
+  __device__ void widen(Format, Index n, float scale, const typename Format::Code* x,
+                        float* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = scale * sinkstate::widen<Format>(x[i]);
+  }
+  template <class Format>
+  __device__ void narrow(Format format, Index n, float factor, const float* x,
+                         const detail::RowRounding& rounding, typename Format::Code* y) const {
+    rounding(format, 0, n, factor, x, y);
+  }
   template <class T>
   __device__ T exp_decay(T log_decay) const {
     return log_decay < T(-71.4) ? T(0) : std::exp(log_decay);
@@ -141,6 +151,9 @@ constexpr auto instance = &every_verb<P, T>;
 [[maybe_unused]] constexpr auto fixed =
     instance<Policy<GatedDelta, PlainDevice, Fp32, FixedRank, NoSink>>;
 [[maybe_unused]] constexpr auto dense =
-    instance<Policy<GatedDelta, PlainDevice, Fp32, DenseBuffered, MeanValueSink>>;
+    instance<Policy<GatedDelta, PlainDevice, Bf16, DenseBuffered, MeanValueSink>>;
+[[maybe_unused]] constexpr auto narrow =
+    instance<Policy<KimiDelta, PlainDevice, Precision<float, Float8E4M3, BFloat16>, LocalSvd,
+                    MeanValueSink>>;
 
 }  // namespace

@@ -52,7 +52,7 @@ struct Worst {
 template <class P>
 double sink_strength_of(const SinkStateView<P>& view) {
   if (!P::Sink::present) return 0;
-  return oracle::frobenius_norm(view.sink, static_cast<std::size_t>(view.config.d_k)) *
+  return oracle::frobenius_norm(view.sink.data, static_cast<std::size_t>(view.config.d_k)) *
          oracle::frobenius_norm(view.sink_direction, static_cast<std::size_t>(view.config.d_v));
 }
 

@@ -15,6 +15,12 @@ bool same_rows(const MatrixView<T>& a, const MatrixView<T>& b, Index rows) {
   return true;
 }
 
+template <class Format>
+bool same_rows(const NarrowRows<Format>& a, const NarrowRows<Format>& b, Index rows) {
+  return same_rows(a.codes, b.codes, rows) &&
+         (!Format::scaled || std::equal(a.scales, a.scales + rows, b.scales));
+}
+
 // All that lies below the cursors. What is beyond belongs to nobody: rolling back does not wipe it.
 template <class P>
 bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
@@ -25,6 +31,7 @@ bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
                     : same_rows(a.factors.keys(), b.factors.keys(), a.rank()) &&
                           same_rows(a.factors.values(), b.factors.values(), a.rank())) &&
          std::equal(a.factors.strengths, a.factors.strengths + a.rank(), b.factors.strengths) &&
+         same_rows(a.sink, b.sink, P::Sink::present ? 1 : 0) &&
          same_rows(a.buffer.keys, b.buffer.keys, n) &&
          same_rows(a.buffer.corrections, b.buffer.corrections, n) &&
          same_rows(a.buffer.log_decays, b.buffer.log_decays, n) &&

@@ -58,10 +58,23 @@ void for_each_policy(const Body& body) {
   for_each_sink<Rule, Precision, LocalSvd, FullSvd, FixedRank, DenseBuffered>(body);
 }
 
+template <class Number>
+inline constexpr const char* number_name = "";
+template <>
+inline constexpr const char* number_name<float> = "fp32";
+template <>
+inline constexpr const char* number_name<double> = "fp64";
+template <>
+inline constexpr const char* number_name<Float16> = "fp16";
+template <>
+inline constexpr const char* number_name<BFloat16> = "bf16";
+template <>
+inline constexpr const char* number_name<Float8E4M3> = "fp8";
+
 template <class P>
 std::string policy_name() {
-  return std::string(oracle::rule_name(traits_of<typename P::Rule>)) +
-         (std::is_same_v<typename P::Compute, float> ? ", fp32" : ", fp64") + ", " +
+  return std::string(oracle::rule_name(traits_of<typename P::Rule>)) + ", " +
+         number_name<typename P::Stored> + " behind " + number_name<typename P::Buffered> + ", " +
          compaction_name<typename P::Compaction> +
          (P::Sink::present ? ", MeanValueSink" : ", NoSink");
 }
@@ -233,29 +246,38 @@ std::vector<W> stored_state(const SinkStateView<P>& view) {
   const auto d_v = static_cast<std::size_t>(view.config.d_v);
   std::vector<W> dense(d_k * d_v, W(0));
   std::vector<W> log_decay(d_k, W(0));  // applied since the column at hand
-  const auto add = [&](const auto* key, const auto* value, W weight) {
+  const auto row = [](const auto& rows, Index i, std::size_t cols) {
+    std::vector<W> numbers;
+    for (std::size_t j = 0; j < cols; ++j) {
+      numbers.push_back(static_cast<W>(rows(i, static_cast<Index>(j))));
+    }
+    return numbers;
+  };
+  const auto add = [&](const std::vector<W>& key, const std::vector<W>& value, W weight) {
     for (std::size_t i = 0; i < d_k; ++i) {
-      const W left = weight * static_cast<W>(key[i]) * std::exp(log_decay[i]);
-      for (std::size_t j = 0; j < d_v; ++j) dense[i * d_v + j] += left * static_cast<W>(value[j]);
+      const W left = weight * key[i] * std::exp(log_decay[i]);
+      for (std::size_t j = 0; j < d_v; ++j) dense[i * d_v + j] += left * value[j];
     }
   };
   const Index channels = P::Rule::log_decays(view.config.d_k);
   for (Index t = view.buffered() - 1; t >= 0; --t) {
-    add(view.buffer.keys.row(t), view.buffer.corrections.row(t), W(1));
+    add(row(view.buffer.keys, t, d_k), row(view.buffer.corrections, t, d_v), W(1));
     for (std::size_t i = 0; channels > 0 && i < d_k; ++i) {
       log_decay[i] +=
           static_cast<W>(view.buffer.log_decays(t, channels == 1 ? 0 : static_cast<Index>(i)));
     }
   }
   for (Index r = 0; r < view.rank(); ++r) {
-    add(view.factors.keys().row(r), view.factors.values().row(r),
+    add(row(view.factors.keys(), r, d_k), row(view.factors.values(), r, d_v),
         static_cast<W>(view.factors.strengths[r]));
   }
-  if (P::Sink::present) add(view.sink, view.sink_direction, W(1));
+  if (P::Sink::present) {
+    add(row(view.sink, 0, d_k), {view.sink_direction, view.sink_direction + d_v}, W(1));
+  }
   for (std::size_t i = 0; view.dense() && i < d_k; ++i) {
-    const auto* row = view.matrix.row(static_cast<Index>(i));
+    const std::vector<W> numbers = row(view.matrix, static_cast<Index>(i), d_v);
     for (std::size_t j = 0; j < d_v; ++j) {
-      dense[i * d_v + j] += std::exp(log_decay[i]) * static_cast<W>(row[j]);
+      dense[i * d_v + j] += std::exp(log_decay[i]) * numbers[j];
     }
   }
   return dense;

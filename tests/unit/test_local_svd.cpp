@@ -426,7 +426,7 @@ TEMPLATE_TEST_CASE("local svd: a tail's own decomposition leaves active terms as
                {0.7, axis(12, 2), axis(10, 2)},
                {0.6, axis(12, 3), axis(10, 3)},
                {0.5, axis(12, 4), axis(10, 4)}});
-  s.view.sink[0] = 100;
+  s.view.sink(0, 0) = 100;
   s.view.record->compactions = 1;
   s.exact.state()[9] = 100;  // row 0, the direction
   s.view.buffer.masses[0] = 200;

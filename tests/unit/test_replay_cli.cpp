@@ -393,19 +393,17 @@ TEST_CASE("policies, backends and options that do not exist are refused by name"
                  "--policy: wanted local-svd, full-svd, fixed-rank or dense-buffered, given foo"));
   CHECK(contains(shop.bad_option({"--policy", ""}), "--policy"));
   CHECK(contains(shop.bad_option({"--policy", "FULL-SVD"}), "given FULL-SVD"));
-  // With a value, with "=", at the end without one, twice, and where it swallows the trace.
-  const std::string later = "--rounding";
-  for (const std::vector<std::string>& arguments :
-       std::vector<std::vector<std::string>>{{later, "8"},
-                                             {later + "=8"},
-                                             {"good.safetensors", later},
-                                             {later, "1", later, "2"},
-                                             {later, "good.safetensors"}}) {
-    CHECK(shop.refusal(arguments).rfind("replay: " + later + ": ", 0) == 0);
-  }
-  CHECK(shop.bad_option({later, "8"}).rfind("replay: " + later + ": ", 0) == 0);
-  CHECK(contains(shop.bad_option({"--storage", "fp16"}), "--storage: wanted fp32 "));
-  CHECK(contains(shop.bad_option({"--storage", "fp8"}), "--storage: wanted fp32 "));
+  CHECK(contains(shop.bad_option({"--storage", "fp12"}),
+                 "--storage: wanted fp32, fp16, bf16 or fp8, given fp12"));
+  CHECK(contains(shop.bad_option({"--storage", ""}), "--storage"));
+  CHECK(contains(shop.bad_option({"--storage", "fp16", "--rounding", "up"}),
+                 "--rounding: wanted nearest or stochastic, given up"));
+  CHECK(contains(shop.bad_option({"--rounding", "nearest"}), "--rounding: fp32 storage"));
+  CHECK(contains(shop.bad_option({"--storage", "fp32", "--rounding", "stochastic"}),
+                 "--rounding: fp32 storage"));
+  CHECK(
+      contains(shop.bad_option({"--policy", "dense-buffered", "--storage", "bf16", "--seed", "1"}),
+               "--seed: "));
   CHECK(contains(shop.bad_option({"--backend", "cuda"}), "--backend: wanted host "));
   CHECK(contains(shop.bad_option({"--nonsense"}), "--nonsense"));
   CHECK(contains(shop.bad_option({"--nonsense", "3"}), "--nonsense"));
@@ -605,6 +603,34 @@ TEST_CASE("a good run prints a table, and writes what was asked for and nothing 
   CHECK((read_file(shop.directory / "outputs.safetensors") == first));
 }
 
+TEST_CASE("storage, rounding and seed are what the report says, and narrower is less") {
+  const Workshop shop;
+  double wider = INFINITY;
+  for (const std::string storage : {"fp32", "bf16", "fp8"}) {
+    std::vector<std::string> arguments{"good.safetensors", "--policy", "dense-buffered",
+                                       "--storage",        storage,    "--json",
+                                       "report.json"};
+    if (storage != "fp32") {
+      arguments.insert(arguments.end(), {"--rounding", "stochastic", "--seed", "5"});
+    }
+    const Run run = shop.replay(arguments);
+    CHECK(run.code == 0);
+    CHECK(contains(run.out, "fp32 storage") == false);
+    const Json report = Json::parse(read_file(shop.directory / "report.json"));
+    const Json& policy = report["traces"][0]["policy"];
+    CHECK(policy["storage"] == storage);
+    CHECK(policy.contains("rounding") == (storage != "fp32"));
+    if (storage != "fp32") {
+      CHECK(policy["rounding"] == "stochastic");
+      CHECK(policy["seed"] == 5);
+      CHECK(contains(run.out, storage + " storage rounded stochastically"));
+    }
+    const double bytes = report["traces"][0]["total"]["bytes_mean"];
+    CHECK(bytes < wider);
+    wider = bytes;
+  }
+}
+
 TEST_CASE("a figure of two traces, beside an unchanged report") {
   const Workshop shop;
   const std::vector<std::string> traces = {"good.safetensors", "good.safetensors"};
@@ -696,10 +722,10 @@ TEST_CASE("--help explains every option and succeeds") {
                                "--json",
                                "--svg",
                                "--storage",
+                               "--rounding",
                                "--backend"}) {
       CHECK(contains(run.out, option));
     }
-    CHECK(!contains(run.out, "--rounding"));
     CHECK(contains(run.out, "docs/traces.md"));
   }
 }

@@ -573,8 +573,8 @@ TEST_CASE("initialize: a dense body beside a sink keeps small entries too", "[in
   REQUIRE(initialize(s.team, s.view, MatrixView<const float>{entries, 2, 2, 2}) == Status::ok);
   REQUIRE(s.view.dense());
   CHECK(s.view.matrix(1, 0) == 1e-15f);
-  CHECK(s.view.sink[0] == 2);
-  CHECK(s.view.sink[1] == 3);
+  CHECK(s.view.sink(0, 0) == 2);
+  CHECK(s.view.sink(0, 1) == 3);
 }
 
 TEMPLATE_TEST_CASE("initialize: it starts anew and carries the certificate", "[initialize]",

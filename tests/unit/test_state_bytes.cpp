@@ -93,6 +93,51 @@ TEST_CASE("state bytes: five models of paper 2", "[bytes]") {
   }
 }
 
+// Paper 2, Table 9, last row: KB a head in 16 bits, dense and right after a compression.
+TEST_CASE("state bytes: 16 bits in paper 2", "[bytes]") {
+  struct Published {
+    const char* model;
+    Index d_v, rank;
+    double dense, after;
+  };
+  const Published published[] = {{"Qwen3.8-Flash-Next", 128, 16, 32.8, 8.4},
+                                 {"Nemotron-3.5-Lightning", 64, 16, 16.4, 6.4},
+                                 {"Kimi-Linear", 128, 32, 32.8, 16.6},
+                                 {"GLM-5.3-Flash", 128, 32, 32.8, 16.6},
+                                 {"Nemotron-3.5-Super", 64, 16, 16.4, 6.4}};
+  for (const Published& row : published) {
+    INFO(row.model);
+    using State = SinkStateView<Policy<Mamba2, Host, Fp16, FixedRank, MeanValueSink>>;
+    const StateConfig config = config_of(128, row.d_v);
+    const StateBytes bytes = State::bytes_at(config, row.rank, false);
+    const auto after = static_cast<double>(bytes.factors + bytes.sink);
+    const auto dense = static_cast<double>(State::bytes_at(config, 0, true).dense);
+    CHECK(dense / 1e3 == Catch::Approx(row.dense).margin(0.051));
+    CHECK(after / 1e3 == Catch::Approx(row.after).margin(0.051));
+  }
+}
+
+TEST_CASE("state bytes: narrow bodies and buffers, and the scales of fp8", "[bytes]") {
+  const StateConfig config = config_of(10, 6, 0, 3);
+  using Both = SinkStateView<
+      Policy<KimiDelta, Host, Precision<float, Float8E4M3, BFloat16>, LocalSvd, MeanValueSink>>;
+  const StateBytes bytes = Both::bytes_at(config, 2, false);
+  CHECK(bytes.factors == 2 * 16);
+  CHECK(bytes.strengths == 2 * 4);
+  CHECK(bytes.sink == 10);
+  CHECK(bytes.scales == (2 * 2 + 1) * 4);
+  CHECK(bytes.buffer_keys == 3 * 10 * 2);
+  CHECK(bytes.buffer_corrections == 3 * 6 * 2);
+  CHECK(bytes.log_decays == 3 * 10 * 4);
+  const StateBytes dense = Both::bytes_at(config, 0, true);
+  CHECK(dense.dense == 10 * 6);
+  CHECK(dense.scales == (10 + 1) * 4);
+  using Half = SinkStateView<Policy<Mamba2, Host, Fp16, LocalSvd>>;
+  CHECK(Half::bytes_at(config, 2, false).factors == 2 * 16 * 2);
+  CHECK(Half::bytes_at(config, 2, false).scales == 0);
+  CHECK(Half::bytes_at(config, 2, false).buffer_keys == 3 * 10 * 4);
+}
+
 // Paper 1, as explained: a Nemotron-3-Nano-4B state at rank 8, eight buffered tokens with a weight
 // each.
 TEST_CASE("state bytes: the worked example of paper 1", "[bytes]") {

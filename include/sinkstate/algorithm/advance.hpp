@@ -22,11 +22,20 @@ struct StepScratch {
   ReadScratch<2, Policy> reading;
   T* correction;
   T* output;
+  // Of narrow buffers:
+  typename StoredAs<typename Policy::Buffered>::Code* codes = nullptr;
+  TermScratch<T> rounded;
 
   SINKSTATE_HOST_DEVICE StepScratch(const StateConfig& config, Workspace& memory)
       : reading(config, memory),
         correction(memory.take<T>(config.d_v)),
-        output(memory.take<T>(config.d_v)) {}
+        output(memory.take<T>(config.d_v)) {
+    if constexpr (StoredAs<typename Policy::Buffered>::narrow) {
+      codes = memory.take<typename Policy::Buffered::Code>(config.d_k > config.d_v ? config.d_k
+                                                                                   : config.d_v);
+      rounded = TermScratch<T>::carve(memory, config.d_k, config.d_v);
+    }
+  }
 };
 
 /// @param log_decay  becomes that of the channel that decays least; 0 without decay
@@ -45,16 +54,19 @@ SINKSTATE_HOST_DEVICE Status check_token(Team& team, const StateConfig& config,
 }
 
 /// Certificate and mass after the token that is about to be buffered: docs/numerics.md, (N1)-(N4).
+/// @param key, correction  as they are buffered
+/// @param rounded          Frobenius norm of what a narrow buffer has changed of their product
 template <class Policy, class Team, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Policy>& state,
-                                              const Token<T>& token, T log_decay,
-                                              const T* correction) {
+                                              const Token<T>& token, T log_decay, const T* key,
+                                              const T* correction, T rounded) {
   using Rule = typename Policy::Rule;
   const StateConfig& config = state.config;
   const Index buffered = state.buffered();
   const T decay = std::exp(log_decay);  // a bound is not cut off at small decays
   const T key_norm = team.norm(config.d_k, token.key);
-  const T term = round_up(bound_product(key_norm, team.norm(config.d_v, correction)));
+  const T term =
+      round_up(bound_product(team.norm(config.d_k, key), team.norm(config.d_v, correction)));
   const T strength = std::abs(token.write_strength);
 
   // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) <
@@ -75,7 +87,7 @@ SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Po
                               unit_roundoff<T> * roundoffs * mass);
   }
   state.buffer.certificates[buffered + 1] =
-      round_up(bound_product(growth, state.buffer.certificates[buffered]) + rounding);
+      round_up(bound_product(growth, state.buffer.certificates[buffered]) + rounding + rounded);
   state.buffer.masses[buffered + 1] = round_up(mass + term);
 }
 
@@ -103,7 +115,6 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
 
   // n = b (v - theta S^T L k), o = S^T L q + n (k . q): docs/mathematics.md, equations (2) and (4).
   const MatrixView<const T> value{token.value, 1, config.d_v, config.d_v};
-  const MatrixView<const T> written{correction, 1, config.d_v, config.d_v};
   if constexpr (Rule::corrects) {
     if (query != nullptr) {
       read_state<2>(team, state, token.log_decay, {token.key, query}, {correction, read},
@@ -121,16 +132,37 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
     }
     team.scale(config.d_v, token.write_strength, token.value, correction);
   }
-  if (!team.finite(config.d_v, correction)) return Status::overflow;
+  using Buffered = typename Policy::Buffered;
+  if (!team.finite(config.d_v, correction) || !fits<Buffered>(team, config.d_v, correction) ||
+      !fits<Buffered>(team, config.d_k, token.key)) {
+    return Status::overflow;
+  }
+  // What is buffered is what the token writes.
+  const T* key = token.key;
+  const T* written = correction;
+  T rounded = T(0);
+  if constexpr (StoredAs<Buffered>::narrow) {
+    const auto round = [&](Index n, const T* x, T* scratch_row, T* y) {
+      const NarrowRows<Buffered> row{{scratch.codes, 1, n, n}, nullptr};
+      return store_row(team, row, 0, n, x, {}, scratch_row, y);
+    };
+    const auto& rows = scratch.rounded;
+    const T key_change = round(config.d_k, key, rows.key, rows.stored_key);
+    const T correction_change = round(config.d_v, written, rows.value, rows.stored_value);
+    key = rows.stored_key;
+    written = rows.stored_value;
+    rounded = bound_product(team.norm(config.d_k, token.key), correction_change) +
+              bound_product(key_change, team.norm(config.d_v, written));
+  }
   if (query != nullptr) {
-    const T overlap = team.dot(config.d_k, token.key, query);
-    team.add_combination(written, &overlap, read);
+    const T overlap = team.dot(config.d_k, key, query);
+    team.add_combination(MatrixView<const T>{written, 1, config.d_v, config.d_v}, &overlap, read);
     if (!team.finite(config.d_v, read)) return Status::overflow;
   }
 
-  extend_certificate<Policy>(team, state, token, log_decay, correction);
-  team.copy(config.d_k, token.key, state.buffer.keys.row(buffered));
-  team.copy(config.d_v, correction, state.buffer.corrections.row(buffered));
+  extend_certificate<Policy>(team, state, token, log_decay, key, written, rounded);
+  write_row(team, state.buffer.keys, buffered, key, {});
+  write_row(team, state.buffer.corrections, buffered, written, {});
   team.copy(Rule::log_decays(config.d_k), token.log_decay, state.buffer.log_decays.row(buffered));
   *state.buffer.count += 1;
   state.record->tokens += 1;

@@ -50,25 +50,26 @@ struct CompactScratch {
 /// @returns false, and nothing is written, when the body has to become dense or overflows
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool fold_into_factors(Team& team, const SinkStateView<Policy>& state,
-                                             CompactScratch<Policy>& scratch, Index active, T sink,
+                                             CompactScratch<Policy>& scratch,
+                                             const StorageRounding& storage, Index active, T sink,
                                              CompactionReport& report,
                                              CompactionRounding<T>& rounding) {
   auto& terms = scratch.terms;
   if constexpr (Policy::Compaction::adaptive) {
     const bool all = active == state.rank();
-    if (!merge_active(team, state, terms, active, sink, report, rounding)) {
+    if (!merge_active(team, state, terms, storage, active, sink, report, rounding)) {
       if (all) return false;
       // More terms than fit: all of them, once more.
       gather_terms(team, state, terms, state.rank());
-      return merge_active(team, state, terms, state.rank(), sink, report, rounding);
+      return merge_active(team, state, terms, storage, state.rank(), sink, report, rounding);
     }
     const Index period = state.config.tail_period;
     if (!all && period > 0 && (state.record->compactions + 1) % period == 0) {
-      recompress_tail(team, state, terms, sink, report, rounding);
+      recompress_tail(team, state, terms, storage, sink, report, rounding);
     }
     return true;
   } else {
-    return keep_fixed_rank(team, state, terms, scratch.subspace, sink, report, rounding);
+    return keep_fixed_rank(team, state, terms, scratch.subspace, storage, sink, report, rounding);
   }
 }
 
@@ -95,6 +96,7 @@ template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
                                      CompactionReport* report = nullptr) noexcept {
   using T = typename Policy::Compute;
+  using Stored = typename Policy::Stored;
   const StateConfig& config = state.config;
   const Index buffered = state.buffered();
   CompactionReport done;
@@ -116,14 +118,18 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   T sink = T(0);
   if constexpr (Policy::Sink::present) {
     sink = terms.split.strength(team, config.d_k, terms.sink);
-    if (!std::isfinite(sink)) return Status::overflow;
+    if (!std::isfinite(sink) || !detail::fits<Stored>(team, config.d_k, terms.sink)) {
+      return Status::overflow;
+    }
   }
+  const detail::StorageRounding storage(config, state.record->compactions + 1);
   detail::CompactionRounding<T> rounding;
   rounding.roundoffs = detail::fold_roundoffs(buffered);
   bool low_rank = false;
   if constexpr (Policy::Compaction::low_rank) {
     if (!state.dense()) {
-      low_rank = detail::fold_into_factors(team, state, scratch, active, sink, done, rounding);
+      low_rank =
+          detail::fold_into_factors(team, state, scratch, storage, active, sink, done, rounding);
       if (!low_rank) {
         if (!SinkStateView<Policy>::may_be_dense(config)) return Status::overflow;
         // The decomposition has consumed the terms, and nothing of it is kept.
@@ -138,19 +144,22 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
     auto& content = scratch.dense.content;
     for (Index i = 0; i < config.d_k; ++i) {
       detail::content_row(team, state, terms, i, content.row(i));
-      if (!team.finite(config.d_v, content.row(i))) return Status::overflow;
+      if (!team.finite(config.d_v, content.row(i)) ||
+          !detail::fits<Stored>(team, config.d_v, content.row(i))) {
+        return Status::overflow;
+      }
     }
     rounding.roundoffs += static_cast<double>(done.rank_before);
-    body = detail::keep_dense(team, state, content, done);
+    body = detail::keep_dense(team, state, content, storage, terms.list.formed, done);
     if constexpr (Policy::Compaction::adaptive) {
       const double faded = done.dropped;
       if (++state.record->dense_age >= config.dense_retry) {
         state.record->dense_age = 0;
         RandomizedSvd options;
         options.seed = config.seed;
-        low_rank =
-            detail::compress_dense(team, state, options, detail::normalize_matrix(team, content),
-                                   sink, detail::returning_rank(config), true, scratch.dense, done);
+        low_rank = detail::compress_dense(
+            team, state, options, storage, detail::normalize_matrix(team, content), sink,
+            detail::returning_rank(config), true, scratch.dense, done);
         if (low_rank) {
           rounding.roundoffs += 2.0 * static_cast<double>(done.rank_after + 1);
           state.record->settled_rank = done.rank_after;
@@ -164,12 +173,15 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   if constexpr (Policy::Sink::present) {
     done.dropped +=
         static_cast<double>(detail::drop_faded_sink(team, config.d_k, terms.sink, sink));
-    team.copy(config.d_k, terms.sink, state.sink);
+    done.rounded +=
+        static_cast<double>(terms.split.length() *
+                            detail::keep_sink(team, state, terms.sink, storage, terms.list.formed));
   }
   const T rounded =
       detail::unit_roundoff<T> *
       detail::bound_product(static_cast<T>(rounding.roundoffs), state.buffer.masses[buffered]);
-  const T error = state.certificate() + static_cast<T>(done.dropped) + rounding.rotations + rounded;
+  const T error = state.certificate() + static_cast<T>(done.dropped + done.rounded) +
+                  rounding.rotations + rounded;
   detail::commit(state, error, body + sink);
   state.record->compactions += 1;
   if (report != nullptr) *report = done;

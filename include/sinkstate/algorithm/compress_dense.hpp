@@ -41,20 +41,22 @@ SINKSTATE_HOST_DEVICE constexpr Index returning_rank(const StateConfig& config) 
 
 /// |content - body|_F, computed: docs/numerics.md, (N9). Overwrites `content`.
 /// @param scale  the power of two by which `content` was divided
-template <class Team, class Policy, class T = typename Policy::Compute>
+/// @param list   scratch
+template <class Team, class Policy, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE T residual_norm(Team& team, const SinkStateView<Policy>& state,
-                                      const MatrixView<T>& content, T scale, T* coefficients) {
+                                      const MatrixView<T>& content, T scale,
+                                      const TermList<T, Core>& list) {
   T norm = T(0);
+  const auto keys = read_rows(team, state.factors.keys(), list.keys);
+  const auto values = read_rows(team, state.factors.values(), list.values);
   for (Index i = 0; i < content.rows; ++i) {
     for (Index t = 0; t < state.rank(); ++t) {
-      coefficients[t] = -(state.factors.strengths[t] / scale) * state.factors.keys()(t, i);
+      list.coefficients[t] = -(state.factors.strengths[t] / scale) * keys(t, i);
     }
-    team.add_combination(state.factors.values(), coefficients, content.row(i));
+    team.add_combination(values, list.coefficients, content.row(i));
     norm = std::hypot(norm, team.norm(content.cols, content.row(i)));
   }
-  // (N9) Joining the rows is one operation a row.
-  const double roundoffs = 2.0 * static_cast<double>(content.rows) + dot_roundoffs(content.cols);
-  return norm * scale * (T(1) + unit_roundoff<T> * static_cast<T>(roundoffs));
+  return bound_of_rows(content, norm) * scale;  // (N9)
 }
 
 /// The terms of a content: all of them ...
@@ -84,11 +86,12 @@ SINKSTATE_HOST_DEVICE bool list_terms(Team& team, const RandomizedSvd& options, 
 /// @param scale    what undoes the scaling of `normalize_matrix`
 /// @param scratch  holds the content, which is overwritten when the result is true
 /// @param sink, most, may_refuse as in `keep_strongest`
-/// @returns as `keep_strongest`; `report.dropped` is then the computed residual
+/// @returns as `keep_strongest`; `report.dropped` is then the computed residual, rounding included
 template <class Team, class Policy, class Method, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy>& state,
-                                          const Method& method, T scale, T sink, Index most,
-                                          bool may_refuse, DenseSvdScratch<T, Core>& scratch,
+                                          const Method& method, const StorageRounding& storage,
+                                          T scale, T sink, Index most, bool may_refuse,
+                                          DenseSvdScratch<T, Core>& scratch,
                                           CompactionReport& report) {
   const Index sought = may_refuse ? most : most + oversampling;
   const double epsilon = epsilon_of<Policy>(state.config);
@@ -97,11 +100,13 @@ SINKSTATE_HOST_DEVICE bool compress_dense(Team& team, const SinkStateView<Policy
   if (!complete && may_refuse) return false;
   for (Index i = 0; i < scratch.list.count; ++i) scratch.list.weights[i] = scale;
   const auto terms = decompose(team, scratch.list);
-  if (!keep_strongest(team, state, terms, {}, epsilon, sink, most, may_refuse, report))
+  if (!keep_strongest(team, state, terms, {}, storage, epsilon, sink, most, may_refuse, report)) {
     return false;
+  }
   report.capped = report.capped || !complete;
-  report.dropped = static_cast<double>(
-      residual_norm(team, state, scratch.content, scale, scratch.list.coefficients));
+  report.dropped =
+      static_cast<double>(residual_norm(team, state, scratch.content, scale, scratch.list));
+  report.rounded = 0;
   return true;
 }
 

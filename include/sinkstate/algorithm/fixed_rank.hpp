@@ -93,7 +93,8 @@ SINKSTATE_HOST_DEVICE T reduce_to_subspace(Team& team, MixedTerms<T>& terms,
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool keep_fixed_rank(Team& team, const SinkStateView<Policy>& state,
                                            CurrentTerms<Policy>& terms,
-                                           const SubspaceScratch<T>& scratch, T sink,
+                                           const SubspaceScratch<T>& scratch,
+                                           const StorageRounding& storage, T sink,
                                            CompactionReport& report,
                                            CompactionRounding<T>& rounding) {
   const StateConfig& config = state.config;
@@ -116,8 +117,8 @@ SINKSTATE_HOST_DEVICE bool keep_fixed_rank(Team& team, const SinkStateView<Polic
   }
   auto decomposition = decompose(team, mixed, list);
   decomposition.orthogonalized = count;
-  if (!keep_strongest(team, state, decomposition, {}, epsilon_of<Policy>(config), sink, rank, false,
-                      report)) {
+  if (!keep_strongest(team, state, decomposition, {}, storage, epsilon_of<Policy>(config), sink,
+                      rank, false, report)) {
     return false;
   }
   if (left_over > T(0)) {

@@ -70,6 +70,7 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
                                         typename Policy::Compute certificate = 0,
                                         CompactionReport* report = nullptr) noexcept {
   using T = typename Policy::Compute;
+  using Stored = typename Policy::Stored;
   const StateConfig& config = state.config;
   if (dense.rows != config.d_k || dense.cols != config.d_v || !detail::usable(method) ||
       !(certificate >= T(0))) {
@@ -96,17 +97,22 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   T sink = T(0);
   if constexpr (Policy::Sink::present) {
     sink = scratch.split.strength(team, config.d_k, scratch.sink);
-    if (!std::isfinite(sink)) return Status::overflow;
+    if (!std::isfinite(sink) || !detail::fits<Stored>(team, config.d_k, scratch.sink)) {
+      return Status::overflow;
+    }
   }
 
   CompactionReport done;
+  const detail::StorageRounding storage(config, 0);
+  const auto& formed = scratch.dense.list.formed;
   bool low_rank = false;
   if constexpr (Policy::Compaction::low_rank) {
     const T scale = detail::normalize_matrix(team, content);
     using View = SinkStateView<Policy>;
     const bool may_be_dense = View::may_be_dense(config);
-    low_rank = detail::compress_dense(team, state, method, scale, sink, View::rank_capacity(config),
-                                      may_be_dense, scratch.dense, done);
+    low_rank =
+        detail::compress_dense(team, state, method, storage, scale, sink,
+                               View::rank_capacity(config), may_be_dense, scratch.dense, done);
     if (!low_rank) {
       if (!may_be_dense) return Status::overflow;
       // Once more from the input: scaled back, the smallest entries would have lost bits.
@@ -116,17 +122,23 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
       }
     }
   }
-  const T body =
-      low_rank ? detail::strengths_sum(state) : detail::keep_dense(team, state, content, done);
+  for (Index i = 0; !low_rank && i < config.d_k; ++i) {
+    if (!detail::fits<Stored>(team, config.d_v, content.row(i))) return Status::overflow;
+  }
+  const T body = low_rank ? detail::strengths_sum(state)
+                          : detail::keep_dense(team, state, content, storage, formed, done);
 
   *state.record = StateRecord{0, 0, state.record->dense, 0, done.rank_after};
-  if constexpr (Policy::Sink::present) team.copy(config.d_k, scratch.sink, state.sink);
+  if constexpr (Policy::Sink::present) {
+    done.rounded += static_cast<double>(
+        scratch.split.length() * detail::keep_sink(team, state, scratch.sink, storage, formed));
+  }
   // Splitting the sink off and computing the residual round too.
   const bool exact = !low_rank && !Policy::Sink::present;
   const T roundoffs = exact ? T(0) : T(16) + static_cast<T>(done.rank_after);
   detail::commit(
       state,
-      certificate + static_cast<T>(done.dropped) +
+      certificate + static_cast<T>(done.dropped + done.rounded) +
           detail::bound_product(roundoffs * detail::unit_roundoff<T>, mass + body + sink),
       body + sink);
   if (report != nullptr) *report = done;

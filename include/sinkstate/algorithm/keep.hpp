@@ -9,6 +9,7 @@
 #include "../model/certificate.hpp"
 #include "../model/sink_state.hpp"
 #include "recompress.hpp"
+#include "storage.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
@@ -21,9 +22,11 @@ struct CompactionReport {
   Index tail = 0;         ///< frozen terms decomposed among themselves
   Index projected = 0;    ///< directions of the subspace that a fixed rank was taken from; 0: exact
   double dropped = 0;     ///< bound of the Frobenius norm of what was truncated
-  int sweeps = 0;         ///< of the Jacobi iteration, the longer one if there were two
-  bool capped = false;    ///< the rank cap dropped terms that epsilon would have kept
-  bool dense = false;     ///< the body is dense now
+  double rounded = 0;   ///< and of what rounding to a narrow format changed, unless `dropped` is a
+                        ///< computed residual, which has both
+  int sweeps = 0;       ///< of the Jacobi iteration, the longer one if there were two
+  bool capped = false;  ///< the rank cap dropped terms that epsilon would have kept
+  bool dense = false;   ///< the body is dense now
 };
 
 namespace detail {
@@ -46,6 +49,13 @@ struct FrozenTerms {
   SINKSTATE_HOST_DEVICE Index count() const { return keys.rows; }
 };
 
+/// A Frobenius norm that was joined from those of rows, rounded upwards.
+template <class T>
+SINKSTATE_HOST_DEVICE T bound_of_rows(const MatrixView<T>& rows, T norm) {
+  const double roundoffs = 2.0 * static_cast<double>(rows.rows) + dot_roundoffs(rows.cols);
+  return norm * (T(1) + unit_roundoff<T> * static_cast<T>(roundoffs));
+}
+
 /// Empties the buffer behind a body and sink that are new.
 /// @param error  certificate of the new state
 template <class Policy, class T = typename Policy::Compute>
@@ -64,12 +74,14 @@ SINKSTATE_HOST_DEVICE double epsilon_of(const StateConfig& config) {
 /// Writes the strongest of new and frozen terms as the body, in falling order, at most `most`.
 /// @param epsilon   new terms weaker than this share of the strongest of all are dropped
 /// @param sink      strength of the sink, to which epsilon is relative as well
+/// @param frozen    consumed where numbers are rounded
 /// @returns false, and nothing is written, when the strongest term overflows, or more than `most`
 ///          terms are wanted and `may_refuse`
 template <class Team, class Policy, class Core, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy>& state,
                                           const Decomposition<T, Core>& terms,
-                                          const FrozenTerms<T>& frozen, double epsilon, T sink,
+                                          const FrozenTerms<T>& frozen,
+                                          const StorageRounding& storage, double epsilon, T sink,
                                           Index most, bool may_refuse, CompactionReport& report) {
   const StateConfig& config = state.config;
   report.sweeps = terms.sweeps;
@@ -87,19 +99,18 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
 
   const Index rank = wanted < most ? wanted : most;
   *state.factors.rank = static_cast<std::int32_t>(rank);
+  TermWriter<Policy> writer(state, storage, terms.formed);
   Index next = 0;    // of the new terms
   Index thawed = 0;  // of the frozen ones
   for (Index i = 0; i < rank; ++i) {
-    T* const key = state.factors.keys().row(i);
-    T* const value = state.factors.values().row(i);
     const T strength = next < wanted_new ? terms.strength(next) : T(0);
     if (thawed < wanted_frozen && frozen.weights[thawed] > strength) {
-      team.copy(config.d_k, frozen.keys.row(thawed), key);
-      team.copy(config.d_v, frozen.values.row(thawed), value);
-      state.factors.strengths[i] = frozen.weights[thawed++];
+      writer.write(team, i, frozen.keys.row(thawed), frozen.values.row(thawed),
+                   frozen.weights[thawed], false);
+      ++thawed;
     } else {
-      terms.form(team, next++, key, value);
-      state.factors.strengths[i] = strength;
+      terms.form(team, next++, terms.formed.key, terms.formed.value);
+      writer.write(team, i, terms.formed.key, terms.formed.value, strength, true);
     }
   }
   state.record->dense = 0;
@@ -108,6 +119,7 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   // that are forgotten, hence the largest count of sweeps.
   double lost = 0;
   for (Index i = thawed; i < frozen.count(); ++i) lost += static_cast<double>(frozen.weights[i]);
+  lost *= longest_term<typename Policy::Stored, double>();
   const Index largest = SinkStateView<Policy>::rank_capacity(config) + config.buffer_capacity();
   const double frozen_roundoffs = tail_roundoffs(config.d_k, config.d_v, largest, most_sweeps);
   const double new_roundoffs =
@@ -116,17 +128,20 @@ SINKSTATE_HOST_DEVICE bool keep_strongest(Team& team, const SinkStateView<Policy
   report.dropped =
       static_cast<double>(terms.norm_from(next)) * (1.0 + unit_roundoff<T> * new_roundoffs) +
       lost * (1.0 + unit_roundoff<T> * frozen_roundoffs);
+  report.rounded = static_cast<double>(writer.change());
   report.capped = wanted > rank;
   report.dense = false;
   return true;
 }
 
-/// Writes a dense body. Rows that are about to become subnormal are dropped.
-/// @returns its Frobenius norm
+/// Writes a dense body, which must fit. Rows that are about to become subnormal are dropped.
+/// @returns a bound of its Frobenius norm
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE T keep_dense(Team& team, const SinkStateView<Policy>& state,
-                                   const MatrixView<T>& content, CompactionReport& report) {
+                                   const MatrixView<T>& content, const StorageRounding& storage,
+                                   const TermScratch<T>& scratch, CompactionReport& report) {
   T norm = T(0);
+  T rounded = T(0);
   report.dropped = 0;
   for (Index i = 0; i < content.rows; ++i) {
     const T row = team.norm(content.cols, content.row(i));
@@ -136,14 +151,29 @@ SINKSTATE_HOST_DEVICE T keep_dense(Team& team, const SinkStateView<Policy>& stat
     } else {
       norm = std::hypot(norm, row);
     }
-    team.copy(content.cols, content.row(i), state.matrix.row(i));
+    const T change =
+        store_row(team, state.matrix, i, content.cols, static_cast<const T*>(content.row(i)),
+                  storage.dense_row(i), scratch.value, scratch.stored_value);
+    rounded = std::hypot(rounded, change);
   }
   if (state.record->dense == 0) state.record->dense_age = 0;
   state.record->dense = 1;
   *state.factors.rank = 0;
   report.rank_after = 0;
+  report.rounded = static_cast<double>(bound_of_rows(content, rounded));
   report.dense = true;
-  return norm;
+  return norm + static_cast<T>(report.rounded);
+}
+
+/// Writes the sink, which must fit.
+/// @param coefficients  consumed where numbers are rounded
+/// @returns a bound of the norm of what rounding changes of them
+template <class Team, class Policy, class T = typename Policy::Compute>
+SINKSTATE_HOST_DEVICE T keep_sink(Team& team, const SinkStateView<Policy>& state,
+                                  const T* coefficients, const StorageRounding& storage,
+                                  const TermScratch<T>& scratch) {
+  return store_row(team, state.sink, 0, state.config.d_k, coefficients, storage.sink(), scratch.key,
+                   scratch.stored_key);
 }
 
 /// Drops a sink that is about to become subnormal.
@@ -157,12 +187,12 @@ SINKSTATE_HOST_DEVICE T drop_faded_sink(Team& team, Index d_k, T* coefficients, 
   return dropped;
 }
 
-/// What the terms of a body add to the mass.
+/// What the terms of a body add to the mass at most.
 template <class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE T strengths_sum(const SinkStateView<Policy>& state) {
   T sum = T(0);
   for (Index i = 0; i < state.rank(); ++i) sum += state.factors.strengths[i];
-  return sum;
+  return sum * longest_term<typename Policy::Stored, T>();
 }
 
 }  // namespace detail

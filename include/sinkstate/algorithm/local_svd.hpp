@@ -38,8 +38,9 @@ SINKSTATE_HOST_DEVICE Index active_terms(const SinkStateView<Policy>& state) {
 ///          decomposed yet or the body may become dense
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>& state,
-                                        CurrentTerms<Policy>& terms, Index active, T sink,
-                                        CompactionReport& report, CompactionRounding<T>& rounding) {
+                                        CurrentTerms<Policy>& terms, const StorageRounding& storage,
+                                        Index active, T sink, CompactionReport& report,
+                                        CompactionRounding<T>& rounding) {
   const StateConfig& config = state.config;
   const Index frozen = state.rank() - active;
   auto part = terms.list.from(frozen);
@@ -50,8 +51,8 @@ SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>&
                             config.tail_share * config.epsilon};
   const bool may_refuse = frozen > 0 || config.dense_fallback;
   const double epsilon = frozen > 0 ? rest.epsilon : config.epsilon;
-  if (!keep_strongest(team, state, decomposition, rest, epsilon, sink, config.rank_capacity(),
-                      may_refuse, report)) {
+  if (!keep_strongest(team, state, decomposition, rest, storage, epsilon, sink,
+                      config.rank_capacity(), may_refuse, report)) {
     return false;
   }
   auto& settled = state.record->settled_rank;
@@ -65,7 +66,8 @@ SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>&
 /// what has been added to the same directions at different times (paper 1, section 4.3).
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Policy>& state,
-                                           CurrentTerms<Policy>& terms, T sink,
+                                           CurrentTerms<Policy>& terms,
+                                           const StorageRounding& storage, T sink,
                                            CompactionReport& report,
                                            CompactionRounding<T>& rounding) {
   const StateConfig& config = state.config;
@@ -74,8 +76,10 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
   list.count = state.rank();
   if (list.count <= active + 1) return;
   for (Index i = 0; i < list.count; ++i) {
-    team.copy(config.d_k, state.factors.keys().row(i), list.keys.row(i));
-    team.copy(config.d_v, state.factors.values().row(i), list.values.row(i));
+    T* const key = list.keys.row(i);
+    T* const value = list.values.row(i);
+    team.copy(config.d_k, read_row(team, state.factors.keys(), i, key), key);
+    team.copy(config.d_v, read_row(team, state.factors.values(), i, value), value);
     list.weights[i] = state.factors.strengths[i];
   }
   auto part = list.from(active);
@@ -84,7 +88,7 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
   const FrozenTerms<T> rest{list.keys.middle_rows(0, active), list.values.middle_rows(0, active),
                             list.weights, config.tail_share * config.epsilon};
   CompactionReport done = report;
-  if (!keep_strongest(team, state, decomposition, rest, config.epsilon, sink,
+  if (!keep_strongest(team, state, decomposition, rest, storage, config.epsilon, sink,
                       config.rank_capacity(), true, done)) {
     return;  // a strength would overflow: the terms stay apart
   }
@@ -94,6 +98,7 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
   report.rank_after = done.rank_after;
   if (done.sweeps > report.sweeps) report.sweeps = done.sweeps;
   report.dropped += done.dropped;
+  report.rounded += done.rounded;
   rounding.roundoffs += recompress_roundoffs(config.d_k, config.d_v, tail);
   rounding.rotations += decomposition.rotation_error;
 }

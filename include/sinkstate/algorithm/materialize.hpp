@@ -19,7 +19,7 @@ SINKSTATE_HOST_DEVICE void content_row(Team& team, const SinkStateView<Policy>& 
                                        const CurrentTerms<Policy>& terms, Index i, T* row) {
   const auto& list = terms.list;
   if (state.dense()) {
-    team.scale(state.config.d_v, terms.body_decay[i], state.matrix.row(i), row);
+    team.scale(state.config.d_v, terms.body_decay[i], read_row(team, state.matrix, i, row), row);
   } else {
     team.fill(state.config.d_v, T(0), row);
   }

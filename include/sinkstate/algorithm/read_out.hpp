@@ -7,6 +7,7 @@
 #include "../core/workspace.hpp"
 #include "../model/sink_state.hpp"
 #include "decay_walk.hpp"
+#include "storage.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
@@ -21,8 +22,10 @@ struct ReadScratch {
   using T = typename Policy::Compute;
 
   DecayWalk<typename Policy::Rule, T> walk;
-  T* decayed[Room];  // d_k: L x
-  T* weights[Room];  // one coefficient a buffered token, or a term of a block
+  T* decayed[Room];      // d_k: L x
+  T* weights[Room];      // one coefficient a buffered token, or a term of a block
+  MatrixView<T> keys;    // a block of narrow terms, widened
+  MatrixView<T> values;  // or rows of a matrix
 
   SINKSTATE_HOST_DEVICE ReadScratch(const StateConfig& config, Workspace& scratch)
       : walk(config.d_k, scratch) {
@@ -32,6 +35,10 @@ struct ReadScratch {
       decayed[n] = scratch.template take<T>(config.d_k);
       weights[n] = scratch.template take<T>(terms);
     }
+    constexpr bool narrow =
+        StoredAs<typename Policy::Stored>::narrow || StoredAs<typename Policy::Buffered>::narrow;
+    keys = scratch.template take_matrix<T>(narrow ? term_block : 0, config.d_k);
+    values = scratch.template take_matrix<T>(narrow ? term_block : 0, config.d_v);
   }
 };
 
@@ -49,15 +56,21 @@ SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& s
   s.walk.start(team);
   if (log_decay != nullptr) s.walk.include(team, log_decay);
 
-  const auto keys = state.buffer.keys.middle_rows(0, buffered);
-  if constexpr (!Walk::per_channel) {
-    for (int n = 0; n < Count; ++n) team.project(keys, x[n], s.weights[n]);
+  const auto block_from = [](Index first, Index count) {
+    return count - first < term_block ? count - first : term_block;
+  };
+  for (Index first = 0; !Walk::per_channel && first < buffered; first += term_block) {
+    const Index count = block_from(first, buffered);
+    const auto keys = read_rows(team, state.buffer.keys.middle_rows(first, count), s.keys);
+    for (int n = 0; n < Count; ++n) team.project(keys, x[n], s.weights[n] + first);
   }
   for (Index j = buffered - 1; j >= 0; --j) {
+    const T* key = nullptr;
+    if constexpr (Walk::per_channel) key = read_row(team, state.buffer.keys, j, s.keys.data);
     for (int n = 0; n < Count; ++n) {
       if constexpr (Walk::per_channel) {
         s.walk.apply(team, x[n], s.decayed[n]);
-        s.weights[n][j] = team.dot(d_k, keys.row(j), s.decayed[n]);
+        s.weights[n][j] = team.dot(d_k, key, s.decayed[n]);
       } else {
         s.weights[n][j] *= s.walk.weight();
       }
@@ -68,27 +81,37 @@ SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& s
   for (int n = 0; n < Count; ++n) {
     s.walk.apply(team, x[n], s.decayed[n]);
     team.fill(state.config.d_v, T(0), y[n]);
-    team.add_combination(state.buffer.corrections.middle_rows(0, buffered), s.weights[n], y[n]);
-    if constexpr (Policy::Sink::present) {
-      const T coefficient = team.dot(d_k, state.sink, s.decayed[n]);
-      const MatrixView<const T> direction{state.sink_direction, 1, state.config.d_v,
-                                          state.config.d_v};
+  }
+  for (Index first = 0; first < buffered; first += term_block) {
+    const auto corrections = read_rows(
+        team, state.buffer.corrections.middle_rows(first, block_from(first, buffered)), s.values);
+    for (int n = 0; n < Count; ++n) {
+      team.add_combination(corrections, s.weights[n] + first, y[n]);
+    }
+  }
+  if constexpr (Policy::Sink::present) {
+    const T* const sink = read_row(team, state.sink, 0, s.keys.data);
+    const MatrixView<const T> direction{state.sink_direction, 1, state.config.d_v,
+                                        state.config.d_v};
+    for (int n = 0; n < Count; ++n) {
+      const T coefficient = team.dot(d_k, sink, s.decayed[n]);
       team.add_combination(direction, &coefficient, y[n]);
     }
   }
   for (Index first = 0; first < state.rank(); first += term_block) {
-    const Index count = state.rank() - first < term_block ? state.rank() - first : term_block;
+    const Index count = block_from(first, state.rank());
+    const auto keys = read_rows(team, state.factors.keys().middle_rows(first, count), s.keys);
+    const auto values = read_rows(team, state.factors.values().middle_rows(first, count), s.values);
     for (int n = 0; n < Count; ++n) {
-      team.project(state.factors.keys().middle_rows(first, count), s.decayed[n], s.weights[n]);
+      team.project(keys, s.decayed[n], s.weights[n]);
       team.multiply(count, s.weights[n], state.factors.strengths + first, s.weights[n]);
-      team.add_combination(state.factors.values().middle_rows(first, count), s.weights[n], y[n]);
+      team.add_combination(values, s.weights[n], y[n]);
     }
   }
   for (Index first = 0; state.dense() && first < d_k; first += term_block) {
-    const Index count = d_k - first < term_block ? d_k - first : term_block;
-    for (int n = 0; n < Count; ++n) {
-      team.add_combination(state.matrix.middle_rows(first, count), s.decayed[n] + first, y[n]);
-    }
+    const auto rows =
+        read_rows(team, state.matrix.middle_rows(first, block_from(first, d_k)), s.values);
+    for (int n = 0; n < Count; ++n) team.add_combination(rows, s.decayed[n] + first, y[n]);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "orthogonalize.hpp"
 #include "scaling.hpp"
 #include "small_svd.hpp"
+#include "storage.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
@@ -35,6 +36,7 @@ struct TermList {
   MatrixView<Core> rotations;  // Y
   Core* strengths = nullptr;
   T* coefficients = nullptr;
+  TermScratch<T> formed;
 
   SINKSTATE_HOST_DEVICE static TermList carve(Workspace& memory, Index most, Index d_k, Index d_v) {
     const Index independent_values = most < d_v ? most : d_v;
@@ -52,6 +54,7 @@ struct TermList {
     list.rotations = memory.take_matrix<Core>(independent, independent);
     list.strengths = memory.take<Core>(independent);
     list.coefficients = memory.take<T>(most);
+    list.formed = TermScratch<T>::carve(memory, d_k, d_v);
     return list;
   }
 
@@ -86,6 +89,7 @@ struct Decomposition {
   MatrixView<Core> rotations;  // row i = y_i, over the key basis
   const Core* strengths = nullptr;
   T* coefficients = nullptr;     // scratch of `form`
+  TermScratch<T> formed;         // room for a term
   const Index* order = nullptr;  // of the rows, strongest first
   Index count = 0;
   Index orthogonalized = 0;  // vectors of either side that went in
@@ -198,6 +202,7 @@ SINKSTATE_HOST_DEVICE Decomposition<T, Core> decompose(Team& team, const MixedTe
   result.rotations = padded(list.rotations, independent, independent);
   result.strengths = list.strengths;
   result.coefficients = list.coefficients;
+  result.formed = list.formed;
   result.order = list.order;
   for (Index i = 0; i < independent; ++i) {
     team.fill(result.core.cols, Core(0), result.core.row(i));

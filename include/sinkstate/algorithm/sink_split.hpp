@@ -37,10 +37,13 @@ class SinkSplit {
     return omega;
   }
 
+  /// |direction|
+  SINKSTATE_HOST_DEVICE T length() const { return std::sqrt(square_); }
+
   /// |a| |direction|, the norm of the sink term.
   template <class Team>
   SINKSTATE_HOST_DEVICE T strength(Team& team, Index d_k, const T* coefficients) const {
-    return bound_product(team.norm(d_k, coefficients), std::sqrt(square_));
+    return bound_product(team.norm(d_k, coefficients), length());
   }
 
  private:

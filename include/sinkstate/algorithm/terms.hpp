@@ -12,6 +12,7 @@
 #include "recompress.hpp"
 #include "scaling.hpp"
 #include "sink_split.hpp"
+#include "storage.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
@@ -46,7 +47,7 @@ SINKSTATE_HOST_DEVICE void gather_body_term(Team& team, const SinkStateView<Poli
   T* const key = list.keys.row(row);
   T weight = state.factors.strengths[i];
   if constexpr (Policy::Rule::decay == Decay::per_channel) {
-    terms.walk.apply(team, state.factors.keys().row(i), key);
+    terms.walk.apply(team, read_row(team, state.factors.keys(), i, key), key);
     int exponent = 0;
     if (normalize_exponent(team, d_k, key, exponent)) {
       const T norm = team.norm(d_k, key);
@@ -56,10 +57,11 @@ SINKSTATE_HOST_DEVICE void gather_body_term(Team& team, const SinkStateView<Poli
       weight = T(0);
     }
   } else {
-    team.copy(d_k, state.factors.keys().row(i), key);
+    team.copy(d_k, read_row(team, state.factors.keys(), i, key), key);
     weight *= terms.walk.weight();
   }
-  team.copy(state.config.d_v, state.factors.values().row(i), list.values.row(row));
+  T* const value = list.values.row(row);
+  team.copy(state.config.d_v, read_row(team, state.factors.values(), i, value), value);
   list.weights[row] = weight;
 }
 
@@ -68,17 +70,18 @@ template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void order_body(Team& team, const SinkStateView<Policy>& state,
                                       CurrentTerms<Policy>& terms) {
   auto& list = terms.list;
+  constexpr bool per_channel = Policy::Rule::decay == Decay::per_channel;
+  const T* const strengths = per_channel ? list.weights : state.factors.strengths;
   for (Index i = 0; i < state.rank(); ++i) {
-    list.order[i] = i;
-    // One decay for all channels leaves the order as it is.
-    if constexpr (Policy::Rule::decay == Decay::per_channel) {
-      gather_body_term(team, state, terms, i, i);
-      Index place = i;
-      for (; place > 0 && list.weights[list.order[place - 1]] < list.weights[i]; --place) {
+    if constexpr (per_channel) gather_body_term(team, state, terms, i, i);
+    Index place = i;
+    // One decay for all channels leaves the order as it is, which rounding may have changed.
+    if constexpr (per_channel || StoredAs<typename Policy::Stored>::narrow) {
+      for (; place > 0 && strengths[list.order[place - 1]] < strengths[i]; --place) {
         list.order[place] = list.order[place - 1];
       }
-      list.order[place] = i;
     }
+    list.order[place] = i;
   }
 }
 
@@ -105,13 +108,15 @@ SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>&
   }
   for (Index j = state.buffered() - 1; j >= 0; --j) {
     const Index i = rank + j;
-    walk.apply(team, state.buffer.keys.row(j), list.keys.row(i));
-    team.copy(config.d_v, state.buffer.corrections.row(j), list.values.row(i));
+    T* const key = list.keys.row(i);
+    T* const value = list.values.row(i);
+    walk.apply(team, read_row(team, state.buffer.keys, j, key), key);
+    team.copy(config.d_v, read_row(team, state.buffer.corrections, j, value), value);
     list.weights[i] = T(1);
     if constexpr (Policy::Sink::present) {
-      const T omega = terms.split.split(team, list.values.row(i));
+      const T omega = terms.split.split(team, value);
       team.add_combination(list.keys.middle_rows(i, 1), &omega, terms.sink);
-      finite = finite && team.finite(config.d_v, list.values.row(i));
+      finite = finite && team.finite(config.d_v, value);
     }
     walk.include(team, state.buffer.log_decays.row(j));
   }
@@ -122,7 +127,9 @@ SINKSTATE_HOST_DEVICE bool gather_terms(Team& team, const SinkStateView<Policy>&
     gather_body_term(team, state, terms, list.order[place], row);
   }
   if constexpr (Policy::Sink::present) {
-    for (Index i = 0; i < config.d_k; ++i) terms.sink[i] += terms.body_decay[i] * state.sink[i];
+    for (Index i = 0; i < config.d_k; ++i) {
+      terms.sink[i] += terms.body_decay[i] * state.sink(0, i);
+    }
   }
   return finite;
 }

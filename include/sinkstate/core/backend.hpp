@@ -22,6 +22,8 @@ class HostTeam;
 ///     project(rows, x, z)           z_i  = row_i . x
 ///     add_combination(rows, z, y)   y   += sum_i z_i row_i
 ///     fill, copy, scale, multiply, add, rotate
+///     widen(format, n, scale, x, y)             codes to numbers, and back
+///     narrow(format, n, factor, x, rounding, y)
 ///     exp_decay(x)                  exp of log decays, exactly 0 before numbers turn subnormal
 ///     exp_decay(n, x, y)
 struct Host {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "../config.hpp"
+#include "random.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
@@ -15,6 +16,7 @@ struct Float16 {
   static constexpr int exponent_bits = 5;
   static constexpr int fraction_bits = 10;
   static constexpr bool has_infinity = true;
+  static constexpr bool scaled = false;
 };
 
 /// The upper half of a float, "bf16".
@@ -23,6 +25,7 @@ struct BFloat16 {
   static constexpr int exponent_bits = 8;
   static constexpr int fraction_bits = 7;
   static constexpr bool has_infinity = true;
+  static constexpr bool scaled = false;
 };
 
 /// e4m3 of the OCP 8-bit floating point specification: no infinity, NaN where all bits are set, the
@@ -32,7 +35,12 @@ struct Float8E4M3 {
   static constexpr int exponent_bits = 4;
   static constexpr int fraction_bits = 3;
   static constexpr bool has_infinity = false;
+  /// Its range is that of a few bits: vectors are stored with a scale.
+  static constexpr bool scaled = true;
 };
+
+/// To the nearest number of a format, or to one of the two neighbours at random.
+enum class Rounding { nearest, stochastic };
 
 namespace detail {
 
@@ -92,56 +100,71 @@ SINKSTATE_HOST_DEVICE typename Format::Code with_sign(std::uint32_t bits, std::u
                                             magnitude);
 }
 
-/// Infinity and NaN; NaN keeps what fits of its payload, and is quiet.
+/// What makes NaN of infinity, or of the largest number where there is none, if `magnitude` is that
+/// of a NaN: what fits of its payload, quiet.
 template <class Format>
-SINKSTATE_HOST_DEVICE typename Format::Code not_finite(std::uint32_t bits) {
-  using M = Magnitudes<Format>;
-  const std::uint32_t payload = bits & 0x7FFFFFu;
-  if (!Format::has_infinity) return with_sign<Format>(bits, payload == 0 ? M::end - 1 : M::end);
-  if (payload == 0) return with_sign<Format>(bits, M::top_exponent);
-  const std::uint32_t quiet = std::uint32_t{1} << (Format::fraction_bits - 1);
-  return with_sign<Format>(bits,
-                           M::top_exponent | quiet | (payload >> (23 - Format::fraction_bits)));
+SINKSTATE_HOST_DEVICE std::uint32_t nan_bits(std::uint32_t magnitude) {
+  constexpr std::uint32_t quiet = std::uint32_t{1} << (Format::fraction_bits - 1);
+  const std::uint32_t payload =
+      Format::has_infinity ? quiet | ((magnitude & 0x7FFFFFu) >> (23 - Format::fraction_bits)) : 1;
+  return magnitude > 0x7F800000u ? payload : 0;
 }
 
 }  // namespace detail
 
-/// The number that a code stands for; exact.
+/// The number that a code stands for; exact. Without branches, so that loops become vector code.
 template <class Format>
 SINKSTATE_HOST_DEVICE float widen(typename Format::Code code) {
   using M = detail::Magnitudes<Format>;
+  constexpr int shift = 23 - Format::fraction_bits;
+  constexpr std::uint32_t rebias = 127 - M::bias;
   const std::uint32_t sign = (code & M::sign) != 0 ? 0x80000000u : 0u;
   const std::uint32_t magnitude = code & (M::sign - 1);
-  constexpr int shift = 23 - Format::fraction_bits;
-  if (magnitude >= M::end) {
-    const std::uint32_t payload =
-        Format::has_infinity ? (magnitude & M::fraction) << shift : 0x400000u;
-    return detail::float_of(sign | 0x7F800000u | payload);
+  // An exponent field that is full stays full.
+  const std::uint32_t beyond = magnitude >= M::end ? (rebias << 23) : 0u;
+  std::uint32_t bits = (magnitude << shift) + (rebias << 23) + beyond;
+  if constexpr (rebias > 0) {
+    // An empty field: the leading bit that is not there is put in, and subtracted.
+    const std::uint32_t empty = magnitude <= M::fraction ? 0xFFFFFFFFu : 0u;
+    const float leading = detail::float_of(((rebias + 1) << 23) & empty);
+    bits = detail::bits_of(detail::float_of(bits + ((1u << 23) & empty)) - leading);
   }
-  if constexpr (Format::exponent_bits == 8) return detail::float_of(sign | magnitude << shift);
-  if (magnitude <= M::fraction) {  // a multiple of the least number, which float holds as normal
-    const float least =
-        detail::float_of(static_cast<std::uint32_t>(128 - M::bias - Format::fraction_bits) << 23);
-    return detail::float_of(sign | detail::bits_of(static_cast<float>(magnitude) * least));
-  }
-  return detail::float_of(
-      sign | ((magnitude << shift) + (static_cast<std::uint32_t>(127 - M::bias) << 23)));
+  return detail::float_of(sign | bits);
+}
+
+/// The largest finite number of a format.
+template <class Format>
+SINKSTATE_HOST_DEVICE float largest_number() {
+  return widen<Format>(static_cast<typename Format::Code>(detail::Magnitudes<Format>::end - 1));
 }
 
 /// The nearest number of a format, ties to even. What is too large becomes infinite, or the largest
-/// where there is no infinity; NaN stays NaN.
+/// where there is no infinity; NaN stays NaN. Without branches, as `widen`.
 template <class Format>
 SINKSTATE_HOST_DEVICE typename Format::Code round_to_nearest(float value) {
   using M = detail::Magnitudes<Format>;
+  constexpr int shift = 23 - Format::fraction_bits;
+  constexpr std::uint32_t rebias = 127 - M::bias;
   const std::uint32_t bits = detail::bits_of(value);
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude >= 0x7F800000u) return detail::not_finite<Format>(bits);
-  const detail::Truncated<Format> truncated(magnitude);
-  const bool odd = (truncated.magnitude & 1) != 0;
-  std::uint32_t rounded = truncated.magnitude;
-  if (truncated.rest > 0x80000000u || (truncated.rest == 0x80000000u && odd)) ++rounded;
+  std::uint32_t rounded = 0;
+  if constexpr (rebias == 0) {
+    const std::uint32_t odd = (magnitude >> shift) & 1;
+    rounded = (magnitude + odd + ((1u << (shift - 1)) - 1)) >> shift;
+  } else {
+    // An addend whose last place is that of the result does the rounding.
+    constexpr std::uint32_t least = (rebias + 1) << 23;
+    constexpr std::uint32_t top = least + (M::top_exponent << shift);
+    std::uint32_t exponent = magnitude & 0x7F800000u;
+    exponent = exponent > least ? exponent : least;
+    exponent = exponent < top ? exponent : top;
+    const std::uint32_t addend = exponent + (static_cast<std::uint32_t>(shift) << 23);
+    const float sum = detail::float_of(magnitude) + detail::float_of(addend);
+    rounded = ((exponent - least) >> shift) + (detail::bits_of(sum) - addend);
+  }
   constexpr std::uint32_t most = Format::has_infinity ? M::end : M::end - 1;
-  return detail::with_sign<Format>(bits, rounded < most ? rounded : most);
+  rounded = rounded < most ? rounded : most;
+  return detail::with_sign<Format>(bits, rounded | detail::nan_bits<Format>(magnitude));
 }
 
 /// One of the two neighbours in a format, the nearer one with the greater probability, so that the
@@ -155,10 +178,42 @@ SINKSTATE_HOST_DEVICE typename Format::Code round_stochastically(float value,
   using M = detail::Magnitudes<Format>;
   const std::uint32_t bits = detail::bits_of(value);
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude >= 0x7F800000u) return detail::not_finite<Format>(bits);
+  if (magnitude >= 0x7F800000u) return round_to_nearest<Format>(value);
   const detail::Truncated<Format> truncated(magnitude);
   const std::uint32_t rounded = truncated.magnitude + (random < truncated.rest ? 1 : 0);
   return detail::with_sign<Format>(bits, rounded < M::end ? rounded : M::end - 1);
 }
 
+namespace detail {
+
+/// How one row of numbers is rounded: stochastically by the words of Philox from a place on that
+/// belongs to this row alone.
+struct RowRounding {
+  Rounding rounding = Rounding::nearest;
+  Philox philox{};
+  std::uint64_t stream = 0;
+  std::uint64_t first_block = 0;
+
+  /// Codes of factor x_i. Blocks of four, since that is what Philox gives; `first` is one of them.
+  /// @param first, last  part of the row
+  template <class Format>
+  SINKSTATE_HOST_DEVICE void operator()(Format, std::int64_t first, std::int64_t last, float factor,
+                                        const float* x, typename Format::Code* codes) const {
+    if (rounding == Rounding::nearest) {
+      for (std::int64_t i = first; i < last; ++i) {
+        codes[i] = round_to_nearest<Format>(factor * x[i]);
+      }
+      return;
+    }
+    for (std::int64_t i = first; i < last; i += 4) {
+      const Philox::Block random =
+          philox.block(first_block + static_cast<std::uint64_t>(i / 4), stream);
+      for (std::int64_t lane = 0; lane < 4 && i + lane < last; ++lane) {
+        codes[i + lane] = round_stochastically<Format>(factor * x[i + lane], random.word[lane]);
+      }
+    }
+  }
+};
+
+}  // namespace detail
 SINKSTATE_NAMESPACE_END

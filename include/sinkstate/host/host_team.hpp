@@ -12,6 +12,7 @@
 #include "../config.hpp"
 #include "../core/backend.hpp"
 #include "../core/matrix_view.hpp"
+#include "../core/number_formats.hpp"
 #include "../core/owner.hpp"
 #include "../core/workspace.hpp"
 
@@ -149,6 +150,18 @@ class HostTeam {
       store(Lanes<T>(a - s * (b + tau * a)), x + i, count);
       store(Lanes<T>(b + s * (a - tau * b)), y + i, count);
     });
+  }
+
+  /// y_i = scale times the number of code x_i
+  template <class Format>
+  void widen(Format, Index n, float scale, const typename Format::Code* x, float* y) const {
+    for (Index i = 0; i < n; ++i) y[i] = scale * sinkstate::widen<Format>(x[i]);
+  }
+  /// y_i = the code of factor x_i, rounded
+  template <class Format>
+  void narrow(Format format, Index n, float factor, const float* x,
+              const detail::RowRounding& rounding, typename Format::Code* y) const {
+    rounding(format, 0, n, factor, x, y);
   }
 
   template <class T>

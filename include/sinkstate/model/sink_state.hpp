@@ -13,6 +13,7 @@
 #include "../core/owner.hpp"
 #include "../core/policy.hpp"
 #include "../core/status.hpp"
+#include "../core/stored_rows.hpp"
 #include "../core/workspace.hpp"
 #include "low_rank_factors.hpp"
 #include "state_config.hpp"
@@ -39,14 +40,15 @@ struct StateBytes {
   std::size_t dense = 0;  ///< the matrix, in the place of factors and strengths
   std::size_t sink =
       0;  ///< its d_k coefficients; the direction is shared by all requests and not counted
+  std::size_t scales = 0;  ///< of all vectors above, where the format has them
   std::size_t buffer_keys = 0;
   std::size_t buffer_corrections = 0;
   std::size_t log_decays = 0;
   std::size_t bookkeeping = 0;  ///< certificates, masses, counters
 
   constexpr std::size_t total() const {
-    return factors + strengths + dense + sink + buffer_keys + buffer_corrections + log_decays +
-           bookkeeping;
+    return factors + strengths + dense + sink + scales + buffer_keys + buffer_corrections +
+           log_decays + bookkeeping;
   }
 };
 
@@ -61,13 +63,15 @@ template <class PolicyType>
 struct SinkStateView {
   using Policy = PolicyType;
   using Compute = typename Policy::Compute;
+  using Stored = typename Policy::Stored;
+  using Buffered = typename Policy::Buffered;
 
   StateConfig config;
-  LowRankFactorsView<Compute> factors;
-  MatrixView<Compute>
+  LowRankFactorsView<Compute, Stored> factors;
+  StoredRows<Stored>
       matrix;  ///< d_k x d_v in the memory of the factors; no rows if the state never goes dense
-  UpdateBufferView<Compute> buffer;
-  Compute* sink = nullptr;                  ///< d_k numbers, as of the last compaction
+  UpdateBufferView<Compute, Buffered> buffer;
+  StoredRows<Stored> sink;                  ///< one row of d_k numbers, as of the last compaction
   const Compute* sink_direction = nullptr;  ///< d_v numbers
   StateRecord* record = nullptr;
 
@@ -110,19 +114,27 @@ struct SinkStateView {
   /// What a state of this configuration occupies at a given rank or in dense form. The buffer
   /// counts at its capacity, since that is what has to be kept ready.
   static constexpr StateBytes bytes_at(const StateConfig& config, Index rank, bool dense) {
-    constexpr auto numbers = [](Index count) {
-      return static_cast<std::size_t>(count) * sizeof(Compute);
+    constexpr auto times = [](Index count, std::size_t size) {
+      return static_cast<std::size_t>(count) * size;
     };
+    using Body = detail::StoredAs<Stored>;
+    constexpr std::size_t stored = sizeof(typename Body::Code);
+    constexpr std::size_t buffered = sizeof(typename detail::StoredAs<Buffered>::Code);
+    constexpr std::size_t number = sizeof(Compute);
+    constexpr Index sinks = Policy::Sink::present ? 1 : 0;
     const Index slots = config.buffer_capacity();
     StateBytes bytes;
-    bytes.factors = numbers(dense ? 0 : rank * (config.d_k + config.d_v));
-    bytes.strengths = numbers(dense ? 0 : rank);
-    bytes.dense = numbers(dense ? config.d_k * config.d_v : 0);
-    bytes.sink = numbers(Policy::Sink::present ? config.d_k : 0);
-    bytes.buffer_keys = numbers(slots * config.d_k);
-    bytes.buffer_corrections = numbers(slots * config.d_v);
-    bytes.log_decays = numbers(slots * Policy::Rule::log_decays(config.d_k));
-    bytes.bookkeeping = numbers(2 * (slots + 1)) + sizeof(StateRecord) + 2 * sizeof(std::int32_t);
+    bytes.factors = times(dense ? 0 : rank * (config.d_k + config.d_v), stored);
+    bytes.strengths = times(dense ? 0 : rank, number);
+    bytes.dense = times(dense ? config.d_k * config.d_v : 0, stored);
+    bytes.sink = times(sinks * config.d_k, stored);
+    const Index vectors = (dense ? config.d_k : 2 * rank) + sinks;
+    bytes.scales = times(Body::scaled ? vectors : 0, sizeof(float));
+    bytes.buffer_keys = times(slots * config.d_k, buffered);
+    bytes.buffer_corrections = times(slots * config.d_v, buffered);
+    bytes.log_decays = times(slots * Policy::Rule::log_decays(config.d_k), number);
+    bytes.bookkeeping =
+        times(2 * (slots + 1), number) + sizeof(StateRecord) + 2 * sizeof(std::int32_t);
     return bytes;
   }
 
@@ -131,13 +143,17 @@ struct SinkStateView {
     SinkStateView view;
     view.config = config;
     const Index dense_rows = may_be_dense(config) ? config.d_k : 0;
-    view.factors = LowRankFactorsView<Compute>::carve(
-        memory, config.d_k, config.d_v, rank_capacity(config), dense_rows * config.d_v);
-    view.matrix = {view.factors.components, dense_rows, config.d_v, config.d_v};
-    view.buffer = UpdateBufferView<Compute>::carve(memory, config.d_k, config.d_v,
-                                                   Policy::Rule::log_decays(config.d_k),
-                                                   config.buffer_capacity());
-    view.sink = memory.take<Compute>(Policy::Sink::present ? config.d_k : 0);
+    view.factors = decltype(view.factors)::carve(memory, config.d_k, config.d_v,
+                                                 rank_capacity(config), dense_rows);
+    view.matrix = view.factors.matrix(dense_rows);
+    view.buffer = decltype(view.buffer)::carve(memory, config.d_k, config.d_v,
+                                               Policy::Rule::log_decays(config.d_k),
+                                               config.buffer_capacity());
+    using Body = detail::StoredAs<Stored>;
+    constexpr Index sinks = Policy::Sink::present ? 1 : 0;
+    typename Body::Code* const sink = memory.take<typename Body::Code>(sinks * config.d_k);
+    float* const sink_scale = Body::scaled ? memory.take<float>(sinks) : nullptr;
+    view.sink = Body::rows({sink, sinks, config.d_k, config.d_k}, sink_scale);
     view.sink_direction = sink_direction;
     view.record = memory.take<StateRecord>(1);
     return view;
@@ -184,12 +200,10 @@ SINKSTATE_HOST_DEVICE void reset(SinkStateView<Policy> view) noexcept {
   *view.buffer.count = 0;
   view.buffer.certificates[0] = T(0);
   view.buffer.masses[0] = T(0);
-  if constexpr (Policy::Sink::present) {
-    for (Index i = 0; i < view.config.d_k; ++i) view.sink[i] = T(0);
-  }
+  detail::clear(view.sink);
   if constexpr (!Policy::Compaction::low_rank) {
     view.record->dense = 1;
-    for (Index i = 0; i < view.config.d_k * view.config.d_v; ++i) view.matrix.data[i] = T(0);
+    detail::clear(view.matrix);
   }
 }
 

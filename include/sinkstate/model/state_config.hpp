@@ -9,6 +9,7 @@
 #include "../config.hpp"
 #include "../core/error.hpp"
 #include "../core/matrix_view.hpp"
+#include "../core/number_formats.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
 
@@ -45,7 +46,10 @@ struct StateConfig {
   double tail_share = 0.3;
   /// Compactions after which the frozen terms are decomposed among themselves; 0: never. (LocalSvd)
   Index tail_period = 0;
-  /// Of the random sketches of FixedRank and of the trial of a dense state.
+  /// How a compaction rounds to a narrow format. (Fp16, Bf16, Fp8)
+  Rounding rounding = Rounding::nearest;
+  /// Of the random sketches of FixedRank and of the trial of a dense state, and of stochastic
+  /// rounding: heads that are to round independently have seeds of their own.
   std::uint64_t seed = 0;
 
   /// The largest rank whose terms are smaller than the dense matrix: r (d_k + d_v) < d_k d_v.
