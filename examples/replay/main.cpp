@@ -184,8 +184,9 @@ int main(int argc, char** argv) {
                  "write outputs and final states here (safetensors; one trace)");
   app.add_option("--json", arguments.json, "write the report here");
   app.add_option("--svg", arguments.svg, "draw rank and output error over the tokens here");
-  app.add_flag("--profile", arguments.profile,
-               "say how far vectors, exact states and outputs stay in a few directions");
+  app.add_flag(
+      "--profile", arguments.profile,
+      "say how few directions hold vectors, exact states and outputs; a figure has the spectra");
   app.add_option("--profile-error", arguments.profile_error,
                  "and which epsilon and which fixed rank keep the output error at this or below")
       ->check(check_real_number);

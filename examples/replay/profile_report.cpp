@@ -223,8 +223,10 @@ std::string profile_table(const std::vector<TraceReport>& reports,
       (sink ? "" : "; -: the trace has no sink_direction, or zeros") +
       ";\nexact: terms of the exact state of at least epsilon " +
       format("%g", profiles.front().epsilon) +
-      " times the strongest, stored: terms of the policy,\n"
-      "means over the moments. Moments: up to 64, after compactions, the last at the end.\n"
+      " times the strongest,\n"
+      "stored: terms of the policy, a dense body counted as min(d_k, d_v); means over the "
+      "moments.\n"
+      "Moments: up to 64, after compactions, the last at the end.\n"
       "\nprofile: what the states capture of the next token\n\n" +
       aligned(captured) +
       "\nshare of a k or v along the first, the first 8 and the last singular vector of the state\n"
@@ -251,23 +253,25 @@ Json to_json(const TraceProfile& profile) {
   return object;
 }
 
-std::vector<LineChart> charts_of(const TraceProfile& profile, const std::string& title) {
-  LineChart spectrum{title + ": singular values at the end",
+std::vector<LineChart> charts_of(const TraceProfile& profile, const std::string& name,
+                                 const std::string& policy) {
+  LineChart spectrum{name + ": singular values at the end",
                      "term, from 0",
                      "over the strongest, down to 1e-6",
                      {}};
-  LineChart rank{title + ": stored rank (solid), exact rank (dashed)", "token", "terms", {}};
+  LineChart rank{
+      name + ", " + policy + ": stored rank (solid), exact rank (dashed)", "token", "terms", {}};
   rank.linear = true;
   for (std::size_t h = 0; h < profile.heads.size(); ++h) {
     const HeadProfile& head = profile.heads[h];
-    const std::string name = "head " + std::to_string(h);
-    ChartSeries values{name, {}, h / chart_colours % 2 == 1, false, {}};
+    const std::string label = "head " + std::to_string(h);
+    ChartSeries values{label, {}, h / chart_colours % 2 == 1, false, {}};
     for (std::size_t i = 0; i < head.singular_values.size(); ++i) {
       const double value = head.singular_values[i] / head.singular_values.front();
       if (value >= 1e-6) values.points.push_back({static_cast<double>(i), value, {}});
     }
-    ChartSeries stored{name + ", stored", {}, false, false, h};
-    ChartSeries exact{name + ", exact", {}, true, false, h};
+    ChartSeries stored{label + ", stored", {}, false, false, h};
+    ChartSeries exact{label + ", exact", {}, true, false, h};
     for (const StateMoment& moment : head.moments) {
       const auto token = static_cast<double>(moment.tokens);
       stored.points.push_back({token, moment.rank_stored, {}});

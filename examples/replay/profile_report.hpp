@@ -20,6 +20,10 @@ std::string profile_table(const std::vector<TraceReport>& reports,
 nlohmann::ordered_json to_json(const TraceProfile& profile);
 
 /// The spectra at the end, and the stored rank beside the exact one.
-std::vector<LineChart> charts_of(const TraceProfile& profile, const std::string& title);
+///
+/// @param name    of the trace
+/// @param policy  that stored
+std::vector<LineChart> charts_of(const TraceProfile& profile, const std::string& name,
+                                 const std::string& policy);
 
 }  // namespace sinkstate::tools

@@ -189,23 +189,25 @@ std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions&
   for (std::size_t i = 0; i < reports.size(); ++i) {
     const TraceReport& report = reports[i];
     // A name may be any bytes, XML takes only some.
-    const std::string title = quote(name_of(report)) + ", " + describe(options);
+    const std::string name = quote(name_of(report));
+    const std::string title = name + ", " + describe(options);
     LineChart rank{title + ": stored rank", "token", "terms, mean of the tokens at a point", {}};
     rank.linear = true;
     LineChart error{
         title + ": output error", "token", "|o~ - o| over RMS of |o|, largest at a point", {}};
     for (std::size_t h = 0; h < report.series.size(); ++h) {
-      const std::string name = "head " + std::to_string(h);
+      const std::string head = "head " + std::to_string(h);
       const bool dashed = h / chart_colours % 2 == 1;
       const HeadSeries& series = report.series[h];
-      rank.series.push_back({name, points_of(series.rank, options.prefill, mean), dashed, false});
+      rank.series.push_back({head, points_of(series.rank, options.prefill, mean), dashed, false});
       error.series.push_back(
-          {name, points_of(series.output_error, options.prefill, largest), dashed, false});
+          {head, points_of(series.output_error, options.prefill, largest), dashed, false});
     }
     charts.push_back(std::move(rank));
     charts.push_back(std::move(error));
     if (profiles.empty()) continue;
-    for (LineChart& chart : charts_of(profiles[i], title)) charts.push_back(std::move(chart));
+    for (LineChart& chart : charts_of(profiles[i], name, describe(options)))
+      charts.push_back(std::move(chart));
   }
   return to_svg(charts);
 }
