@@ -20,6 +20,7 @@
 #include "replay/report.hpp"
 #include "replay/trace.hpp"
 #include "support/catch.hpp"
+#include "support/sanitized.hpp"
 #include "support/streams.hpp"
 
 using namespace sinkstate::tools;
@@ -510,6 +511,7 @@ TEST_CASE("profile: every number against a direct computation") {
 }
 
 TEST_CASE("profile: the states that the shipped traces carry") {
+  if (testing::sanitized) return;  // figures, and slow ones
   for (const std::string name : {"mamba2", "gated_delta", "kimi_delta"}) {
     const Trace whole = load_trace(SINKSTATE_TEST_DATA "/" + name + ".safetensors");
     REQUIRE(!whole.state_end.empty());
