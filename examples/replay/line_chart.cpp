@@ -131,7 +131,7 @@ std::string draw(const LineChart& chart) {
 
   for (std::size_t s = 0; s < chart.series.size(); ++s) {
     const ChartSeries& series = chart.series[s];
-    const std::string colour = colours[s % chart_colours];
+    const std::string colour = colours[series.colour.value_or(s) % chart_colours];
     std::string path, marks;
     for (const ChartPoint& point : series.points) {
       if (!drawable(chart, point)) continue;

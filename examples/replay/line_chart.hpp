@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ struct ChartSeries {
   std::string name;
   std::vector<ChartPoint> points;  // joined in this order
   bool dashed = false;
-  bool marks = true;  // a disc at each point
+  bool marks = true;                                 // a disc at each point
+  std::optional<std::size_t> colour = std::nullopt;  // of the series at that place, not of this one
 };
 
 struct LineChart {

@@ -6,14 +6,19 @@
 #include <cstddef>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "error_ladder.hpp"
 #include "policy_flags.hpp"
+#include "profile.hpp"
+#include "profile_report.hpp"
 #include "replay.hpp"
 #include "report.hpp"
+#include "text_table.hpp"
 #include "trace.hpp"
 
 namespace {
@@ -26,6 +31,8 @@ struct Arguments {
   std::string outputs;
   std::string json;
   std::string svg;
+  bool profile = false;
+  std::optional<double> profile_error;
 };
 
 void say(std::string line) { sinkstate::tools::say("replay", std::move(line)); }
@@ -38,6 +45,14 @@ void check(const CLI::App& app, const Arguments& arguments, const std::string& b
   at_least("--threads", 1, replay.threads);
   if (!arguments.outputs.empty() && arguments.traces.size() != 1) {
     refuse("--outputs", "one trace", std::to_string(arguments.traces.size()));
+  }
+  if (arguments.profile_error) {
+    if (!arguments.profile)
+      throw ToolError("--profile-error: belongs to --profile, which is not given");
+    const double error = *arguments.profile_error;
+    if (!(error > 0 && error < 1)) {
+      refuse("--profile-error", "a number in (0, 1)", format("%g", error));
+    }
   }
   std::vector<std::string> files = arguments.traces;
   for (const auto& [option, path] :
@@ -72,27 +87,41 @@ int run(const Arguments& arguments) {
   for (const std::string& path : arguments.traces) {
     traces.push_back(load_trace(path));
     check_options(path, traces.back(), arguments.replay);
-    work += traces.back().tokens * traces.back().value_heads;
+    std::ptrdiff_t passes = 1;
+    if (arguments.profile) {
+      check_profile(path, traces.back());
+      passes += 1 + (arguments.profile_error ? most_rungs(traces.back()) : 0);
+    }
+    work += passes * traces.back().tokens * traces.back().value_heads;
   }
   const auto outputs_file = open_output(arguments.outputs);
   const auto json_file = open_output(arguments.json);
   const auto svg_file = open_output(arguments.svg);
 
   std::vector<TraceReport> reports;
+  std::vector<TraceProfile> profiles;
   ReplayOutputs outputs;
   {
     Progress progress(stderr, work);
+    const auto add = [&](std::ptrdiff_t tokens) { progress.add(tokens); };
     for (std::size_t i = 0; i < traces.size(); ++i) {
-      reports.push_back(replay(arguments.traces[i], traces[i], arguments.replay,
-                               outputs_file ? &outputs : nullptr,
-                               [&](std::ptrdiff_t tokens) { progress.add(tokens); }));
+      const std::string& name = arguments.traces[i];
+      reports.push_back(
+          replay(name, traces[i], arguments.replay, outputs_file ? &outputs : nullptr, add));
+      if (!arguments.profile) continue;
+      profiles.push_back(profile(name, traces[i], arguments.replay, reports.back(), add));
+      if (arguments.profile_error) {
+        profiles.back().error =
+            climb(name, traces[i], arguments.replay, *arguments.profile_error, add);
+      }
     }
   }
   if (outputs_file) write_outputs(*outputs_file, traces.front(), outputs);
-  if (json_file) json_file->write(json(reports, arguments.replay));
-  if (svg_file) svg_file->write(figure(reports, arguments.replay));
+  if (json_file) json_file->write(json(reports, arguments.replay, profiles));
+  if (svg_file) svg_file->write(figure(reports, arguments.replay, profiles));
   commit_all({outputs_file.get(), json_file.get(), svg_file.get()});
   std::fputs(table(reports, arguments.replay).c_str(), stdout);
+  if (arguments.profile) std::fputs(profile_table(reports, profiles).c_str(), stdout);
   if (std::fflush(stdout) != 0) {
     say("standard output: the table cannot be written");
     return 1;
@@ -136,6 +165,12 @@ int main(int argc, char** argv) {
                  "write outputs and final states here (safetensors; one trace)");
   app.add_option("--json", arguments.json, "write the report here");
   app.add_option("--svg", arguments.svg, "draw rank and output error over the tokens here");
+  app.add_flag(
+      "--profile", arguments.profile,
+      "say how few directions hold vectors, exact states and outputs; a figure has the spectra");
+  app.add_option("--profile-error", arguments.profile_error,
+                 "and which epsilon and which fixed rank keep the output error at this or below")
+      ->check(check_real_number);
   app.add_option("--backend", backend, "host");
 
   try {
@@ -148,7 +183,7 @@ int main(int argc, char** argv) {
   try {
     policy.resolve();
     check(app, arguments, backend);
-    replay.series = !arguments.svg.empty();
+    replay.series = !arguments.svg.empty() || arguments.profile;
     return run(arguments);
   } catch (const std::exception& error) {
     say(error.what());

@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "line_chart.hpp"
+#include "profile_report.hpp"
 #include "safetensors.hpp"
+#include "text_table.hpp"
 
 namespace sinkstate::tools {
 namespace {
@@ -77,12 +79,6 @@ Json to_json(const ReplayOptions& options, const TraceReport& report) {
   return policy;
 }
 
-std::string format(const char* pattern, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, pattern, value);
-  return text;
-}
-
 std::vector<std::string> row(const std::string& trace, const std::string& head,
                              const ReplayFigures& f) {
   return {trace,
@@ -97,12 +93,6 @@ std::vector<std::string> row(const std::string& trace, const std::string& head,
               format("%.0fx", f.certificate_looseness),
           format("%.0f", f.ns_per_token_dense),
           format("%.0f", f.ns_per_token_step) + " + " + format("%.0f", f.ns_per_token_compaction)};
-}
-
-/// The file without folder and extension.
-std::string name_of(const TraceReport& report) {
-  const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
-  return stem.substr(0, stem.find_last_of('.'));
 }
 
 /// "local-svd, epsilon 0.01, buffer 8"
@@ -151,7 +141,13 @@ std::vector<ChartPoint> points_of(const std::vector<double>& values, std::ptrdif
 
 }  // namespace
 
-std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
+std::string name_of(const TraceReport& report) {
+  const std::string stem = report.trace.substr(report.trace.find_last_of('/') + 1);
+  return stem.substr(0, stem.find_last_of('.'));
+}
+
+std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& options,
+                 const std::vector<TraceProfile>& profiles) {
   Json traces = Json::array();
   for (const TraceReport& report : reports) {
     Json heads = Json::array();
@@ -165,6 +161,7 @@ std::string json(const std::vector<TraceReport>& reports, const ReplayOptions& o
                           {"policy", to_json(options, report)},
                           {"total", to_json(report.total)},
                           {"per_head", heads}});
+    if (!profiles.empty()) traces.back()["profile"] = to_json(profiles[traces.size() - 1]);
   }
   // A path may be any bytes. Of a number that is not finite, JSON says null.
   return Json{{"traces", traces}}.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -182,19 +179,7 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
     rows.push_back(row(name, "all", report.total));
   }
 
-  std::vector<std::size_t> widths(rows.front().size());
-  for (const auto& cells : rows) {
-    for (std::size_t c = 0; c < cells.size(); ++c) widths[c] = std::max(widths[c], cells[c].size());
-  }
-  std::string text = "policy " + describe(options) + "\n\n";
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    for (std::size_t c = 0; c < rows[r].size(); ++c) {
-      const std::string padding(widths[c] - rows[r][c].size(), ' ');
-      const bool left = c == 0;
-      text += left ? rows[r][c] + padding : "  " + padding + rows[r][c];
-    }
-    text += "\n";
-  }
+  std::string text = "policy " + describe(options) + "\n\n" + aligned(rows);
   text +=
       "\nrank: stored terms, a dense body counted as min(d_k, d_v), mean / peak over the tokens;\n"
       "bytes: in use, against a dense fp32 state, mean / peak; dense: share of tokens so held;\n"
@@ -204,25 +189,31 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
   return text;
 }
 
-std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions& options) {
+std::string figure(const std::vector<TraceReport>& reports, const ReplayOptions& options,
+                   const std::vector<TraceProfile>& profiles) {
   std::vector<LineChart> charts;
-  for (const TraceReport& report : reports) {
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    const TraceReport& report = reports[i];
     // A name may be any bytes, XML takes only some.
-    const std::string title = quote(name_of(report)) + ", " + describe(options);
+    const std::string name = quote(name_of(report));
+    const std::string title = name + ", " + describe(options);
     LineChart rank{title + ": stored rank", "token", "terms, mean of the tokens at a point", {}};
     rank.linear = true;
     LineChart error{
         title + ": output error", "token", "|o~ - o| over RMS of |o|, largest at a point", {}};
     for (std::size_t h = 0; h < report.series.size(); ++h) {
-      const std::string name = "head " + std::to_string(h);
+      const std::string head = "head " + std::to_string(h);
       const bool dashed = h / chart_colours % 2 == 1;
       const HeadSeries& series = report.series[h];
-      rank.series.push_back({name, points_of(series.rank, options.prefill, mean), dashed, false});
+      rank.series.push_back({head, points_of(series.rank, options.prefill, mean), dashed, false});
       error.series.push_back(
-          {name, points_of(series.output_error, options.prefill, largest), dashed, false});
+          {head, points_of(series.output_error, options.prefill, largest), dashed, false});
     }
     charts.push_back(std::move(rank));
     charts.push_back(std::move(error));
+    if (profiles.empty()) continue;
+    for (LineChart& chart : charts_of(profiles[i], name, describe(options)))
+      charts.push_back(std::move(chart));
   }
   return to_svg(charts);
 }

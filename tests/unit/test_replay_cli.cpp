@@ -663,6 +663,72 @@ TEST_CASE("a figure of two traces, beside an unchanged report") {
   CHECK((read_file(shop.directory / "again.svg") == svg));
 }
 
+TEST_CASE("a profile is added, and changes nothing else") {
+  const Workshop shop;
+  const std::vector<std::string> common = {"good.safetensors", "--buffer", "2", "--json"};
+  const auto report = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    const Run run = shop.replay(more);
+    CHECK(run.code == 0);
+    CHECK(run.err.empty());
+    Json entry = Json::parse(read_file(shop.directory / "report.json"))["traces"][0];
+    for (Json* figures : {&entry["total"], &entry["per_head"][0], &entry["per_head"][1],
+                          &entry["per_head"][2], &entry["per_head"][3]}) {
+      for (const char* time :
+           {"ns_per_token_dense", "ns_per_token_step", "ns_per_token_compaction"}) {
+        CHECK(figures->erase(time) == 1);
+      }
+    }
+    return std::pair(entry, run.out);
+  };
+  const auto [plain, plain_table] = report({"report.json"});
+  CHECK(plain.count("profile") == 0);
+  CHECK(!contains(plain_table, "profile: "));
+
+  auto [entry, table] =
+      report({"report.json", "--profile", "--profile-error", "0.01", "--svg", "figure.svg"});
+  const Json profile = entry["profile"];
+  CHECK(entry.erase("profile") == 1);
+  CHECK(entry == plain);
+  REQUIRE(profile["per_head"].size() == static_cast<std::size_t>(value_heads));
+  CHECK(profile["per_head"][0]["moments"].size() == 3);  // after 2, 4 and 5 tokens
+  CHECK(profile["error"]["wanted"] == 0.01);
+  for (const char* words :
+       {"profile: energy of the vectors", "profile: the exact states", "no sink_direction",
+        "profile: what the states capture", "profile: what keeps the output error at 0.01"}) {
+    CHECK(contains(table, words));
+  }
+  CHECK(contains(read_file(shop.directory / "figure.svg"), "singular values at the end"));
+
+  const auto without_error = report({"report.json", "--profile", "--threads", "1"});
+  CHECK(without_error.first["profile"]["per_head"] == profile["per_head"]);
+  CHECK(without_error.first["profile"].count("error") == 0);
+
+  CHECK(contains(shop.bad_option({"--profile-error", "0.01"}),
+                 "--profile-error: belongs to --profile, which is not given"));
+  for (const char* value : {"0", "1", "-0.1", "nan", "inf", "1e-400"}) {
+    CHECK(contains(shop.bad_option({"--profile", "--profile-error", value}),
+                   "--profile-error: wanted a number in (0, 1), given "));
+  }
+  for (const char* value : {"", "x", "1%", "0,1"}) {
+    CHECK(contains(shop.bad_option({"--profile", "--profile-error", value}),
+                   "--profile-error: wanted a number, given "));
+  }
+
+  Trace wide = small_trace();
+  wide.tokens = wide.key_heads = wide.value_heads = 1;
+  wide.d_k = 1025;
+  wide.q.assign(1025, 1.0f);
+  wide.k = wide.q;
+  wide.v.resize(d_v);
+  wide.log_decay.resize(1);
+  wide.beta.resize(1);
+  save_trace(shop.directory / "wide.safetensors", wide);
+  CHECK(contains(shop.refusal({"good.safetensors", "wide.safetensors", "--profile"}),
+                 "wide.safetensors: --profile: wanted d_k and d_v of at most 1024, given 1025 and "
+                 "2"));
+}
+
 TEST_CASE("numbers are read as people write them") {
   const Workshop shop;
   CHECK(contains(shop.replay({"good.safetensors", "--buffer", "010"}).out,
@@ -721,6 +787,8 @@ TEST_CASE("--help explains every option and succeeds") {
                                "--outputs",
                                "--json",
                                "--svg",
+                               "--profile",
+                               "--profile-error",
                                "--storage",
                                "--rounding",
                                "--backend"}) {

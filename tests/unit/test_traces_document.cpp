@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "replay/error_ladder.hpp"
+#include "replay/profile.hpp"
 #include "replay/replay.hpp"
 #include "replay/report.hpp"
 #include "replay/safetensors.hpp"
@@ -430,6 +432,49 @@ TEST_CASE("the keys of the document are those of the report") {
     policy_keys.merge(keys_of(entry["policy"]));
   }
   CHECK(first_column(documented[1]) == policy_keys);
+}
+
+TEST_CASE("the keys of the document are those of the profile") {
+  const std::vector<std::vector<Row>> documented = tables(section("## The profile"));
+  REQUIRE(documented.size() == 5);  // the last compares numbers
+  Trace trace = full_trace(Rule::mamba2);
+  ReplayOptions options;
+  options.series = true;
+  const auto progress = [](std::ptrdiff_t) {};
+  for (const bool sink : {true, false}) {
+    if (!sink) trace.sink_direction.clear();
+    const TraceReport report = replay("trace", trace, options, nullptr, progress);
+    TraceProfile profile = sinkstate::tools::profile("trace", trace, options, report, progress);
+    profile.error = climb("trace", trace, options, 0.01, progress);
+    const Json entry = Json::parse(json({report}, options, {profile}))["traces"][0]["profile"];
+    CHECK(first_column(documented[0]) == keys_of(entry));
+    const Json& head = entry["per_head"][0];
+    auto head_keys = first_column(documented[1]);
+    auto moment_keys = first_column(documented[3]);
+    if (!sink) {
+      CHECK(head_keys.erase("content_singular_values") == 1);
+      for (const char* key : {"sink", "sink_cosine", "content_r99"}) moment_keys.erase(key);
+    }
+    CHECK(head_keys == keys_of(head));
+    for (const char* vectors : {"q", "k", "v"}) {
+      CHECK(first_column(documented[2]) == keys_of(head[vectors]));
+    }
+    CHECK(moment_keys == keys_of(head["moments"][0]));
+
+    // Those of the error stand in the text.
+    const std::vector<std::string> words = code(section("## The profile"));
+    const auto named = [&](const Json& object) {
+      for (const std::string& key : keys_of(object)) {
+        INFO(key);
+        CHECK(std::count(words.begin(), words.end(), key) > 0);
+      }
+    };
+    named(entry["error"]);
+    for (const char* ladder : {"epsilon", "rank"}) {
+      named(entry["error"][ladder]);
+      named(entry["error"][ladder]["tried"][0]);
+    }
+  }
 }
 
 TEST_CASE("the tensors of the outputs file are as documented") {
