@@ -1,7 +1,7 @@
 /// @file
-/// The recurrent states of a layer, dense or on sinkstate. All calls of the library are in the
-/// source beside it; what it takes from replay are the options of a command line and the dense step
-/// to compare with, of which an engine has its own.
+/// The recurrent states of a layer, dense or on sinkstate. It takes from
+/// replay the options of a command line, a state whose policy they choose (`any_state.hpp`, over the
+/// verbs of the library), and the dense step to compare with. An engine has its own of the three.
 #pragma once
 
 #include <cstddef>

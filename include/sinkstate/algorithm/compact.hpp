@@ -125,6 +125,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   const detail::StorageRounding storage(config, state.record->compactions + 1);
   detail::CompactionRounding<T> rounding;
   rounding.roundoffs = detail::fold_roundoffs(buffered);
+  if (detail::StoredAs<Stored>::narrow) rounding.roundoffs += 8.0;  // (N15), of the differences
   bool low_rank = false;
   if constexpr (Policy::Compaction::low_rank) {
     if (!state.dense()) {
