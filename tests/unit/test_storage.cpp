@@ -166,6 +166,32 @@ TEST_CASE("storage: a term keeps the product that its rounded vectors fit best",
   CHECK(made.view.certificate() <= 1.001 * error);
 }
 
+// In blocks of sixteen, each row with the scale that is its own.
+TEMPLATE_TEST_CASE("storage: a read-out is the product with the matrix, over several blocks",
+                   "[storage]", (Narrow<Fp8, Mamba2, LocalSvd, MeanValueSink>),
+                   (Narrow<Fp8, Mamba2, DenseBuffered, MeanValueSink>),
+                   (Narrow<Precision<float, Float8E4M3, BFloat16>, KimiDelta>),
+                   (Narrow<Precision<float, Float16, Float16>, GatedDelta, DenseBuffered>)) {
+  using P = TestType;
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  StateConfig config = config_of(40, 36, 1e-3, 24);
+  config.dense_fallback = false;
+  TrackedState<P> s(config, P::Sink::present ? unit(random, 36) : std::vector<double>{});
+  for (int t = 0; t < 24 + 20; ++t) {
+    // Sizes that differ, so that no two rows have the same scale by chance.
+    s.step(unit(random, 40), unit(random, 36), {-0.01}, std::pow(0.8, t % 24));
+  }
+  REQUIRE((s.view.dense() || s.view.rank() > 16));
+  REQUIRE(s.view.buffered() > 16);
+  const std::vector<double> query = unit(random, 40);
+  const std::vector<double> read = s.read(query);
+  const Matrix wanted = Eigen::Map<const Matrix>(query.data(), 1, 40) * s.stored();
+  const Matrix got = Eigen::Map<const Matrix>(read.data(), 1, 36);
+  CHECK((got - wanted).norm() <= 1e-5 * s.largest);
+}
+
 TEMPLATE_TEST_CASE("storage: what rounding changes is bounded, and not by much", "[storage]", Fp16,
                    Bf16, Fp8) {
   const std::uint64_t seed = test_seed();
