@@ -74,7 +74,7 @@ Json to_json(const ReplayOptions& options, const TraceReport& report) {
   policy["sink"] = options.sink;
   policy["prefill"] = options.prefill;
   policy["storage"] = to_string(options.storage);
-  if (options.storage != Storage::fp32) policy["rounding"] = to_string(options.rounding);
+  policy["rounding"] = to_string(options.rounding);
   policy["backend"] = "host";
   return policy;
 }

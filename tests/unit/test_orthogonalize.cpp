@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <sinkstate/algorithm/orthogonalize.hpp>
+#include <sinkstate/algorithm/sink_split.hpp>
 #include <sinkstate/host/host_team.hpp>
 #include <vector>
 
@@ -203,5 +204,29 @@ TEMPLATE_TEST_CASE(
     const auto f = factorize(a);
     CHECK(f.count == 5);
     CHECK(orthogonality_error(f.basis()) <= orthogonality_bound<TestType>);
+  }
+}
+
+// A value that is nearly the direction: what one pass leaves along it is as large as the rest.
+TEMPLATE_TEST_CASE("sink split: the rest is orthogonal to the direction", "[orthogonalize]", float,
+                   double) {
+  using T = TestType;
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  Random random(seed);
+  HostTeam team(0);
+  for (int run = 0; run < 50; ++run) {
+    const Rows<T> rows = random_rows(random, 2, 40).template cast<T>();
+    std::vector<T> value(40);
+    for (Index j = 0; j < 40; ++j) {
+      value[static_cast<std::size_t>(j)] =
+          3 * rows(0, j) + 8 * std::numeric_limits<T>::epsilon() * rows(1, j);
+    }
+    sinkstate::detail::SinkSplit<T> split;
+    split.prepare(team, 40, rows.data());
+    const T omega = split.split(team, value.data());
+    CHECK(std::abs(omega - 3) <= 100 * std::numeric_limits<T>::epsilon());
+    const T along = team.dot(40, value.data(), rows.data()) / team.norm(40, rows.data());
+    CHECK(std::abs(along) <= 0.01 * team.norm(40, value.data()));
   }
 }

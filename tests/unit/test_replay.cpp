@@ -320,6 +320,7 @@ TEST_CASE("the policy of the report is the resolved one") {
                                  {"sink", false},
                                  {"prefill", 0},
                                  {"storage", "fp32"},
+                                 {"rounding", "nearest"},
                                  {"backend", "host"}}));
   options.dense_fallback = false;
   CHECK(policy(options)["rank_cap"] == 12);
@@ -343,6 +344,7 @@ TEST_CASE("the policy of the report is the resolved one") {
                                {"sink", false},
                                {"prefill", 0},
                                {"storage", "fp32"},
+                               {"rounding", "nearest"},
                                {"backend", "host"}}));
   fixed.rank_cap = 5;
   CHECK(policy(fixed)["rank"] == 5);
@@ -357,6 +359,7 @@ TEST_CASE("the policy of the report is the resolved one") {
                                {"sink", true},
                                {"prefill", 4},
                                {"storage", "fp32"},
+                               {"rounding", "nearest"},
                                {"backend", "host"}}));
 }
 

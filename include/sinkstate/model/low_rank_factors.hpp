@@ -36,6 +36,7 @@ struct LowRankFactorsView {
   Index d_v = 0;
   Index capacity = 0;
 
+  /// The terms; those behind the rank may be written before it is raised.
   SINKSTATE_HOST_DEVICE StoredRows<Stored> keys() const {
     return Storage::rows({components, *rank, d_k, d_k + d_v}, scales);
   }
