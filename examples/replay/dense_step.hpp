@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -30,8 +31,7 @@ class DenseStep {
         d_v_(d_v),
         state_(static_cast<std::size_t>(d_k * d_v)),
         decay_(static_cast<std::size_t>(d_k), 1.0f),
-        correction_(static_cast<std::size_t>(d_v)),
-        result_(static_cast<std::size_t>(d_v)) {}
+        scratch_(static_cast<std::size_t>(2 * padded(d_v) + line)) {}
 
   std::vector<float>& state() { return state_; }
 
@@ -75,11 +75,24 @@ class DenseStep {
       decay_[static_cast<std::size_t>(i)] =
           i == 0 || decays > 1 ? std::exp(log_decay[i]) : decay_[0];
     }
-    float* const __restrict correction = correction_.data();
-    float* const __restrict result = result_.data();
+    float* const __restrict correction = aligned(scratch_);
+    float* const __restrict result = correction + padded(d_v);
     for (std::ptrdiff_t j = 0; j < d_v; ++j) correction[j] = value[j];
     if constexpr (Rule::corrects) {
-      for (std::ptrdiff_t i = 0; i < d_k_; ++i) {
+      std::ptrdiff_t i = 0;
+      // In the cache four rows at a time, for the same reason as below.
+      for (; next == nullptr && i + 4 <= d_k_; i += 4) {
+        const float* const __restrict row = state + i * d_v;
+        float weight[4];
+        for (std::ptrdiff_t r = 0; r < 4; ++r) {
+          weight[r] = decay_[static_cast<std::size_t>(i + r)] * key[i + r];
+        }
+        for (std::ptrdiff_t j = 0; j < d_v; ++j) {
+          correction[j] -= weight[0] * row[j] + weight[1] * row[d_v + j] +
+                           weight[2] * row[2 * d_v + j] + weight[3] * row[3 * d_v + j];
+        }
+      }
+      for (; i < d_k_; ++i) {
         const float* const __restrict row = state + i * d_v;
         if (next != nullptr) fetch(next, i * d_v / 2, (i + 1) * d_v / 2);
         const float weight = decay_[static_cast<std::size_t>(i)] * key[i];
@@ -122,6 +135,17 @@ class DenseStep {
     for (std::ptrdiff_t j = 0; j < d_v; ++j) output[j] = result[j];
   }
 
+  static constexpr std::ptrdiff_t line = 16;
+  static constexpr std::ptrdiff_t padded(std::ptrdiff_t count) {
+    return (count + line - 1) / line * line;
+  }
+  /// The first whole line: vectors that straddle two cost a step from the cache a third.
+  static float* aligned(std::vector<float>& numbers) {
+    void* data = numbers.data();
+    std::size_t size = numbers.size() * sizeof(float);
+    return static_cast<float*>(std::align(line * sizeof(float), 1, data, size));
+  }
+
   /// The lines that begin between two numbers of the next state.
   static void fetch(const float* state, std::ptrdiff_t begin, std::ptrdiff_t end) {
     for (std::ptrdiff_t i = (begin + 15) / 16 * 16; i < end; i += 16) tools::fetch(state + i);
@@ -131,8 +155,7 @@ class DenseStep {
   std::ptrdiff_t d_v_;
   std::vector<float> state_;
   std::vector<float> decay_;
-  std::vector<float> correction_;
-  std::vector<float> result_;
+  std::vector<float> scratch_;
 };
 
 }  // namespace sinkstate::tools
