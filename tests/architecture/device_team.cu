@@ -57,12 +57,12 @@ class PlainTeam {
     for (Index i = 0; i < n; ++i) sum += x[i] * T(0);
     return sum == T(0);
   }
-  template <class Row, class T>
-  __device__ void project(const MatrixView<Row>& rows, const T* x, T* z) const {
+  template <class Rows, class T>
+  __device__ void project(const Rows& rows, const T* x, T* z) const {
     for (Index i = 0; i < rows.rows; ++i) z[i] = dot<T>(rows.cols, rows.row(i), x);
   }
-  template <class Row, class T>
-  __device__ void add_combination(const MatrixView<Row>& rows, const T* z, T* y) const {
+  template <class Rows, class T>
+  __device__ void add_combination(const Rows& rows, const T* z, T* y) const {
     for (Index i = 0; i < rows.rows; ++i) {
       for (Index j = 0; j < rows.cols; ++j) y[j] += z[i] * rows(i, j);
     }

@@ -143,7 +143,7 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
   T rounded = T(0);
   if constexpr (StoredAs<Buffered>::narrow) {
     const auto round = [&](Index n, const T* x, T* scratch_row, T* y) {
-      const NarrowRows<Buffered> row{{scratch.codes, 1, n, n}, nullptr};
+      const NarrowRows<Buffered> row{{scratch.codes, 1, n, n}, {}};
       return store_row(team, row, 0, n, x, {}, scratch_row, y);
     };
     const auto& rows = scratch.rounded;
@@ -161,7 +161,7 @@ SINKSTATE_HOST_DEVICE Status buffer_token(Team& team, SinkStateView<Policy>& sta
   }
 
   extend_certificate<Policy>(team, state, token, log_decay, key, written, rounded);
-  write_row(team, state.buffer.keys, buffered, key, {});
+  if (!state.buffer.shared_keys) write_row(team, state.buffer.keys, buffered, key, {});
   write_row(team, state.buffer.corrections, buffered, written, {});
   team.copy(Rule::log_decays(config.d_k), token.log_decay, state.buffer.log_decays.row(buffered));
   *state.buffer.count += 1;

@@ -132,7 +132,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
       low_rank =
           detail::fold_into_factors(team, state, scratch, storage, active, sink, done, rounding);
       if (!low_rank) {
-        if (!SinkStateView<Policy>::may_be_dense(config)) return Status::overflow;
+        if (!state.may_turn_dense()) return Status::overflow;
         // The decomposition has consumed the terms, and nothing of it is kept.
         done.decomposed = 0;
         done.sweeps = 0;

@@ -51,7 +51,7 @@ SINKSTATE_HOST_DEVICE T residual_norm(Team& team, const SinkStateView<Policy>& s
   const auto values = read_rows(team, state.factors.values(), list.values);
   for (Index i = 0; i < content.rows; ++i) {
     for (Index t = 0; t < state.rank(); ++t) {
-      list.coefficients[t] = -(state.factors.strengths[t] / scale) * keys(t, i);
+      list.coefficients[t] = -(state.factors.strength(t) / scale) * keys(t, i);
     }
     team.add_combination(values, list.coefficients, content.row(i));
     norm = std::hypot(norm, team.norm(content.cols, content.row(i)));

@@ -54,7 +54,7 @@ SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
 /// Replaces a state by a dense matrix, compressed as the policy says. The buffer is empty
 /// afterwards.
 ///
-/// @param dense        d_k x d_v, [K,V], any row stride
+/// @param dense        d_k x d_v, any strides
 /// @param method       RandomizedSvd{block, power_iterations, seed} or ExactSvd{}. DenseBuffered
 ///                     decomposes nothing and does not look at it.
 /// @param certificate  how far `dense` itself may be from the exact state (Frobenius norm), as
@@ -65,7 +65,7 @@ SINKSTATE_HOST_DEVICE constexpr bool usable(ExactSvd) { return true; }
 /// ExactSvd O(d_k d_v (d_k + d_v)).
 template <class Team, class Policy, class Method = RandomizedSvd>
 SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
-                                        const MatrixView<const typename Policy::Compute>& dense,
+                                        const StridedMatrix<const typename Policy::Compute>& dense,
                                         const Method& method = {},
                                         typename Policy::Compute certificate = 0,
                                         CompactionReport* report = nullptr) noexcept {
@@ -86,7 +86,7 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   T mass = T(0);
   for (Index i = 0; i < config.d_k; ++i) {
     T* const row = content.row(i);
-    team.copy(config.d_v, dense.row(i), row);
+    for (Index j = 0; j < config.d_v; ++j) row[j] = dense(i, j);
     if (!team.finite(config.d_v, row)) return Status::non_finite_input;
     mass = std::hypot(mass, team.norm(config.d_v, row));
     if constexpr (Policy::Sink::present) {
@@ -108,16 +108,14 @@ SINKSTATE_HOST_DEVICE Status initialize(Team& team, SinkStateView<Policy> state,
   bool low_rank = false;
   if constexpr (Policy::Compaction::low_rank) {
     const T scale = detail::normalize_matrix(team, content);
-    using View = SinkStateView<Policy>;
-    const bool may_be_dense = View::may_be_dense(config);
     low_rank =
-        detail::compress_dense(team, state, method, storage, scale, sink,
-                               View::rank_capacity(config), may_be_dense, scratch.dense, done);
+        detail::compress_dense(team, state, method, storage, scale, sink, state.factors.capacity,
+                               state.may_turn_dense(), scratch.dense, done);
     if (!low_rank) {
-      if (!may_be_dense) return Status::overflow;
+      if (!state.may_turn_dense()) return Status::overflow;
       // Once more from the input: scaled back, the smallest entries would have lost bits.
       for (Index i = 0; i < config.d_k; ++i) {
-        team.copy(config.d_v, dense.row(i), content.row(i));
+        for (Index j = 0; j < config.d_v; ++j) content(i, j) = dense(i, j);
         if constexpr (Policy::Sink::present) scratch.split.split(team, content.row(i));
       }
     }

@@ -191,7 +191,7 @@ SINKSTATE_HOST_DEVICE T drop_faded_sink(Team& team, Index d_k, T* coefficients, 
 template <class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE T strengths_sum(const SinkStateView<Policy>& state) {
   T sum = T(0);
-  for (Index i = 0; i < state.rank(); ++i) sum += state.factors.strengths[i];
+  for (Index i = 0; i < state.rank(); ++i) sum += state.factors.strength(i);
   return sum * longest_term<typename Policy::Stored, T>();
 }
 

@@ -49,10 +49,10 @@ SINKSTATE_HOST_DEVICE bool merge_active(Team& team, const SinkStateView<Policy>&
   const FrozenTerms<T> rest{terms.list.keys.middle_rows(0, frozen),
                             terms.list.values.middle_rows(0, frozen), terms.list.weights,
                             config.tail_share * config.epsilon};
-  const bool may_refuse = frozen > 0 || config.dense_fallback;
+  const bool may_refuse = frozen > 0 || state.may_turn_dense();
   const double epsilon = frozen > 0 ? rest.epsilon : config.epsilon;
   if (!keep_strongest(team, state, decomposition, rest, storage, epsilon, sink,
-                      config.rank_capacity(), may_refuse, report)) {
+                      state.factors.capacity, may_refuse, report)) {
     return false;
   }
   auto& settled = state.record->settled_rank;
@@ -80,7 +80,7 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
     T* const value = list.values.row(i);
     team.copy(config.d_k, read_row(team, state.factors.keys(), i, key), key);
     team.copy(config.d_v, read_row(team, state.factors.values(), i, value), value);
-    list.weights[i] = state.factors.strengths[i];
+    list.weights[i] = state.factors.strength(i);
   }
   auto part = list.from(active);
   const Index tail = part.count;
@@ -89,7 +89,7 @@ SINKSTATE_HOST_DEVICE void recompress_tail(Team& team, const SinkStateView<Polic
                             list.weights, config.tail_share * config.epsilon};
   CompactionReport done = report;
   if (!keep_strongest(team, state, decomposition, rest, storage, config.epsilon, sink,
-                      config.rank_capacity(), true, done)) {
+                      state.factors.capacity, true, done)) {
     return;  // a strength would overflow: the terms stay apart
   }
   auto& settled = state.record->settled_rank;

@@ -37,15 +37,15 @@ SINKSTATE_HOST_DEVICE double materialize_roundoffs(const SinkStateView<Policy>& 
 
 /// S as a dense matrix [K,V], pending decays applied; the state is unchanged.
 ///
-/// @param dense        d_k x d_v, any row stride, apart from the state
+/// @param dense        d_k x d_v, any strides, apart from the state
 /// @param certificate  if not null: upper bound of the Frobenius norm of `dense` minus the exact
 ///                     state. To carry an error over a further prompt, pass it on to `initialize`.
-/// @returns invalid_argument, overflow (rows before the one that overflowed have been written),
+/// @returns invalid_argument, overflow (rows before the one that overflows have been written),
 ///          workspace_too_small
 /// Allocates nothing; O(d_k d_v (rank + buffered)).
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state,
-                                         const MatrixView<typename Policy::Compute>& dense,
+                                         const StridedMatrix<typename Policy::Compute>& dense,
                                          typename Policy::Compute* certificate = nullptr) noexcept {
   using T = typename Policy::Compute;
   if (dense.rows != state.config.d_k || dense.cols != state.config.d_v) {
@@ -53,17 +53,19 @@ SINKSTATE_HOST_DEVICE Status materialize(Team& team, SinkStateView<Policy> state
   }
   Workspace memory = team.workspace();
   detail::CurrentTerms<Policy> terms(state.config, memory);
+  T* const row = memory.take<T>(state.config.d_v);
   if (memory.exhausted()) return Status::workspace_too_small;
 
   if (!detail::gather_terms(team, state, terms, state.rank())) return Status::overflow;
   for (Index i = 0; i < state.config.d_k; ++i) {
-    detail::content_row(team, state, terms, i, dense.row(i));
+    detail::content_row(team, state, terms, i, row);
     if constexpr (Policy::Sink::present) {
       const MatrixView<const T> direction{state.sink_direction, 1, state.config.d_v,
                                           state.config.d_v};
-      team.add_combination(direction, terms.sink + i, dense.row(i));
+      team.add_combination(direction, terms.sink + i, row);
     }
-    if (!team.finite(state.config.d_v, dense.row(i))) return Status::overflow;
+    if (!team.finite(state.config.d_v, row)) return Status::overflow;
+    for (Index j = 0; j < dense.cols; ++j) dense(i, j) = row[j];
   }
   if (certificate != nullptr) {
     const T roundoffs = static_cast<T>(detail::materialize_roundoffs(state));

@@ -104,7 +104,7 @@ SINKSTATE_HOST_DEVICE void read_state(Team& team, const SinkStateView<Policy>& s
     const auto values = read_rows(team, state.factors.values().middle_rows(first, count), s.values);
     for (int n = 0; n < Count; ++n) {
       team.project(keys, s.decayed[n], s.weights[n]);
-      team.multiply(count, s.weights[n], state.factors.strengths + first, s.weights[n]);
+      for (Index i = 0; i < count; ++i) s.weights[n][i] *= state.factors.strength(first + i);
       team.add_combination(values, s.weights[n], y[n]);
     }
   }

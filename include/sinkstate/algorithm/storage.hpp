@@ -21,6 +21,10 @@ template <class Team, class T>
 SINKSTATE_HOST_DEVICE const T* read_row(Team&, const MatrixView<T>& rows, Index i, T*) {
   return rows.row(i);
 }
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE const T* read_row(Team&, const ListedRows<T>& rows, Index i, T*) {
+  return rows.row(i);
+}
 template <class Team, class Format, class T>
 SINKSTATE_HOST_DEVICE const T* read_row(Team& team, const NarrowRows<Format>& rows, Index i,
                                         T* scratch) {
@@ -33,6 +37,11 @@ SINKSTATE_HOST_DEVICE const T* read_row(Team& team, const NarrowRows<Format>& ro
 template <class Team, class T>
 SINKSTATE_HOST_DEVICE MatrixView<const T> read_rows(Team&, const MatrixView<T>& rows,
                                                     const MatrixView<T>&) {
+  return rows;
+}
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE ListedRows<T> read_rows(Team&, const ListedRows<T>& rows,
+                                              const MatrixView<T>&) {
   return rows;
 }
 template <class Team, class Format, class T>
@@ -74,13 +83,19 @@ SINKSTATE_HOST_DEVICE void write_row(Team& team, const MatrixView<T>& rows, Inde
                                      const RowRounding&) {
   team.copy(rows.cols, x, rows.row(i));
 }
+template <class Team, class T>
+SINKSTATE_HOST_DEVICE void write_row(Team& team, const ListedRows<T>& rows, Index i, const T* x,
+                                     const RowRounding&) {
+  team.copy(rows.cols, x, rows.row(i));
+}
 template <class Team, class Format>
 SINKSTATE_HOST_DEVICE void write_row(Team& team, const NarrowRows<Format>& rows, Index i,
                                      const float* x, const RowRounding& rounding) {
   float factor = 1.0f;
   if constexpr (Format::scaled) {
-    rows.scales[i] = scale_of<Format>(team.max_abs(rows.codes.cols, x));
-    factor = 1.0f / rows.scales[i];
+    const float scale = scale_of<Format>(team.max_abs(rows.codes.cols, x));
+    rows.scales(i, 0) = scale;
+    factor = 1.0f / scale;
   }
   team.narrow(Format{}, rows.codes.cols, factor, x, rounding, rows.codes.row(i));
 }
@@ -174,7 +189,7 @@ class TermWriter {
       }
       strength *= key_share * value_share;
     }
-    state_.factors.strengths[i] = strength;
+    state_.factors.strength(i) = strength;
   }
 
   /// Bound of the Frobenius norm of what all this has changed.

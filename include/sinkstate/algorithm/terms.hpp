@@ -45,7 +45,7 @@ SINKSTATE_HOST_DEVICE void gather_body_term(Team& team, const SinkStateView<Poli
   const Index d_k = state.config.d_k;
   auto& list = terms.list;
   T* const key = list.keys.row(row);
-  T weight = state.factors.strengths[i];
+  T weight = state.factors.strength(i);
   if constexpr (Policy::Rule::decay == Decay::per_channel) {
     terms.walk.apply(team, read_row(team, state.factors.keys(), i, key), key);
     int exponent = 0;
@@ -71,13 +71,15 @@ SINKSTATE_HOST_DEVICE void order_body(Team& team, const SinkStateView<Policy>& s
                                       CurrentTerms<Policy>& terms) {
   auto& list = terms.list;
   constexpr bool per_channel = Policy::Rule::decay == Decay::per_channel;
-  const T* const strengths = per_channel ? list.weights : state.factors.strengths;
+  const auto strength = [&](Index i) {
+    return per_channel ? list.weights[i] : state.factors.strength(i);
+  };
   for (Index i = 0; i < state.rank(); ++i) {
     if constexpr (per_channel) gather_body_term(team, state, terms, i, i);
     Index place = i;
     // One decay for all channels leaves the order as it is, which rounding may have changed.
     if constexpr (per_channel || StoredAs<typename Policy::Stored>::narrow) {
-      for (; place > 0 && strengths[list.order[place - 1]] < strengths[i]; --place) {
+      for (; place > 0 && strength(list.order[place - 1]) < strength(i); --place) {
         list.order[place] = list.order[place - 1];
       }
     }

@@ -34,6 +34,10 @@ std::size_t workspace_bytes(const StateConfig& config, const Method& method = {}
   Workspace compacting;
   detail::CompactScratch<Policy>(config, compacting);
   include(compacting);
+  Workspace materializing;
+  detail::CurrentTerms<Policy>(config, materializing);
+  materializing.take<typename Policy::Compute>(config.d_v);
+  include(materializing);
   Workspace initializing;
   detail::InitializeScratch<Policy>(config, method, initializing);
   include(initializing);

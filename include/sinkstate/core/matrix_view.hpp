@@ -37,4 +37,31 @@ struct MatrixView {
   }
 };
 
+/// A matrix whose rows and columns are any number of entries apart: [K,V] or [V,K], or a part of
+/// either.
+template <class T>
+struct StridedMatrix {
+  T* data = nullptr;
+  Index rows = 0;
+  Index cols = 0;
+  Index row_stride = 0;
+  Index col_stride = 1;
+
+  SINKSTATE_HOST_DEVICE StridedMatrix() = default;
+  SINKSTATE_HOST_DEVICE StridedMatrix(T* entries, Index row_count, Index col_count,
+                                      Index row_distance, Index col_distance)
+      : data(entries),
+        rows(row_count),
+        cols(col_count),
+        row_stride(row_distance),
+        col_stride(col_distance) {}
+  template <class Entry, class = std::enable_if_t<std::is_convertible_v<Entry*, T*>>>
+  SINKSTATE_HOST_DEVICE StridedMatrix(const MatrixView<Entry>& matrix)
+      : StridedMatrix(matrix.data, matrix.rows, matrix.cols, matrix.stride, 1) {}
+
+  SINKSTATE_HOST_DEVICE T& operator()(Index i, Index j) const {
+    return data[i * row_stride + j * col_stride];
+  }
+};
+
 SINKSTATE_NAMESPACE_END

@@ -28,11 +28,22 @@ class Workspace {
   /// `exhausted`).
   template <class T>
   SINKSTATE_HOST_DEVICE T* take(Index count) {
+    T* const piece = pack<T>(count);
+    align(alignment);
+    return exhausted() ? nullptr : piece;
+  }
+
+  /// As `take`, but aligned only as far as T needs it: for small pieces side by side.
+  template <class T>
+  SINKSTATE_HOST_DEVICE T* pack(Index count) {
+    align(alignof(T));
     const std::size_t start = used_;
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    used_ = start + (bytes + alignment - 1) / alignment * alignment;
-    if (base_ == nullptr || used_ > size_) return nullptr;
-    return reinterpret_cast<T*>(base_ + start);
+    used_ += static_cast<std::size_t>(count) * sizeof(T);
+    return exhausted() ? nullptr : reinterpret_cast<T*>(base_ + start);
+  }
+  /// Skips to a multiple of `bytes`.
+  SINKSTATE_HOST_DEVICE void align(std::size_t bytes) {
+    used_ = (used_ + bytes - 1) / bytes * bytes;
   }
 
   /// `rows` rows of `cols` numbers, each row aligned and padded to whole sixteens.

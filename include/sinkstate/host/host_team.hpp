@@ -105,16 +105,16 @@ class HostTeam {
   }
 
   /// z_i = row_i . x
-  template <class Row, class T>
-  void project(const MatrixView<Row>& rows, const T* x, T* z) const {
+  template <class Rows, class T>
+  void project(const Rows& rows, const T* x, T* z) const {
     Index r = 0;
     for (; r + 4 <= rows.rows; r += 4) project_rows<4>(rows, r, x, z);
     for (; r < rows.rows; ++r) project_rows<1>(rows, r, x, z);
   }
 
   /// y += sum_i z_i row_i
-  template <class Row, class T>
-  void add_combination(const MatrixView<Row>& rows, const T* z, T* y) const {
+  template <class Rows, class T>
+  void add_combination(const Rows& rows, const T* z, T* y) const {
     const Index n = rows.cols;
     Index j = 0;
     for (; j + 4 * width <= n; j += 4 * width) combine_columns<4>(rows, z, y, j);
@@ -257,21 +257,25 @@ class HostTeam {
     if (i < n) body(i, n - i);
   }
 
-  template <int Rows, class Row, class T>
-  void project_rows(const MatrixView<Row>& rows, Index first, const T* x, T* z) const {
+  template <int Count, class Rows, class T>
+  void project_rows(const Rows& rows, Index first, const T* x, T* z) const {
     const Index n = rows.cols;
-    Lanes<T> sum[Rows];
-    for (int r = 0; r < Rows; ++r) sum[r].setZero();
+    Lanes<T> sum[Count];
+    const T* row[Count];
+    for (int r = 0; r < Count; ++r) {
+      sum[r].setZero();
+      row[r] = rows.row(first + r);
+    }
     for_lanes(n, [&](Index i, Index count) {
-      fetch(Rows);
+      fetch(Count);
       const Lanes<T> shared = load(x + i, count);
-      for (int r = 0; r < Rows; ++r) sum[r] += load(rows.row(first + r) + i, count) * shared;
+      for (int r = 0; r < Count; ++r) sum[r] += load(row[r] + i, count) * shared;
     });
-    for (int r = 0; r < Rows; ++r) z[first + r] = sum[r].sum();
+    for (int r = 0; r < Count; ++r) z[first + r] = sum[r].sum();
   }
 
-  template <int Blocks, class Row, class T>
-  void combine_columns(const MatrixView<Row>& rows, const T* z, T* y, Index first) const {
+  template <int Blocks, class Rows, class T>
+  void combine_columns(const Rows& rows, const T* z, T* y, Index first) const {
     Lanes<T> sum[Blocks];
     for (int b = 0; b < Blocks; ++b) sum[b] = load(y + first + b * width);
     for (Index i = 0; i < rows.rows; ++i) {

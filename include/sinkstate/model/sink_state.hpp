@@ -68,8 +68,8 @@ struct SinkStateView {
 
   StateConfig config;
   LowRankFactorsView<Compute, Stored> factors;
-  StoredRows<Stored>
-      matrix;  ///< d_k x d_v in the memory of the factors; no rows if the state never goes dense
+  /// d_k x d_v in the memory of the factors; no rows if the state cannot go dense
+  StoredListedRows<Stored> matrix;
   UpdateBufferView<Compute, Buffered> buffer;
   StoredRows<Stored> sink;                  ///< one row of d_k numbers, as of the last compaction
   const Compute* sink_direction = nullptr;  ///< d_v numbers
@@ -79,6 +79,8 @@ struct SinkStateView {
   /// Terms of the body; 0 while it is dense.
   SINKSTATE_HOST_DEVICE Index rank() const { return dense() ? 0 : *factors.rank; }
   SINKSTATE_HOST_DEVICE Index buffered() const { return *buffer.count; }
+  /// There is room for a dense body.
+  SINKSTATE_HOST_DEVICE bool may_turn_dense() const { return detail::row_count(matrix) != 0; }
   /// The buffer holds the tokens of one period: time to compact.
   SINKSTATE_HOST_DEVICE bool due() const { return buffered() >= config.buffer; }
   /// Upper bound of the Frobenius norm of what this state is away from the exact recurrence over

@@ -30,6 +30,8 @@ struct UpdateBufferView {
   T* certificates = nullptr;
   T* masses = nullptr;
   std::int32_t* count = nullptr;
+  /// Keys belong to several states, as in a pool: whoever steps those has written the key before.
+  bool shared_keys = false;
 
   SINKSTATE_HOST_DEVICE Index capacity() const { return log_decays.rows; }
 
