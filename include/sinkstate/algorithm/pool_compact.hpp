@@ -1,0 +1,180 @@
+/// @file
+/// Compaction of many states at once, and who gets component rows when they run short.
+#pragma once
+
+#include <cstdint>
+
+#include "../config.hpp"
+#include "../core/matrix_view.hpp"
+#include "../core/status.hpp"
+#include "../model/pool_slots.hpp"
+#include "../model/state_pool.hpp"
+#include "compact.hpp"
+#include "keep.hpp"
+#include "pool_step.hpp"
+
+SINKSTATE_NAMESPACE_BEGIN
+namespace detail {
+
+/// Component rows that a state may need to be compacted. A state whose strengths overflow needs more,
+/// and is tried again.
+template <class Policy>
+Index rows_to_compact(const SinkStateView<Policy>& state) {
+  using View = StatePoolView<Policy>;
+  const Index terms = state.rank() + state.buffered();
+  const bool fits = !state.dense() && terms <= SinkStateView<Policy>::rank_capacity(state.config);
+  return fits ? terms : View::most_rows(state.config);
+}
+
+/// Rewrites the bodies of many states, each with the component rows that it may need: docs/design.md,
+/// "Pools".
+///
+/// In order, as many states as can have all that they may need are promised it; those work at once, and
+/// give back what is left over, before the next are served. One that cannot have it, and is first, gets
+/// what there is. So who lacks rows depends on the order alone, and nobody within its quota.
+///
+/// @param count    of states
+/// @param slot_of  slot_of(i): of state i, or -1 when it is to be left out; head is i % value_heads
+/// @param need     need(view): rows that a state may need
+/// @param rewrite  rewrite(team, i, view): its status
+template <class Teams, class Policy, class SlotOf, class Need, class Rewrite>
+void rewrite_bodies(Teams& teams, const StatePoolView<Policy>& pool, Index count,
+                    const SlotOf& slot_of, const Need& need, const Rewrite& rewrite) {
+  const Index heads = pool.config.value_heads;
+  const auto work = [&](auto& team, Index i) {
+    const Index slot = slot_of(i);
+    if (slot < 0) return;
+    const auto view = pool.state(slot, i % heads);
+    const Status status = rewrite(team, i, view);
+    *pool.head(slot, i % heads).status = status;
+  };
+  Index next = 0;
+  while (next < count) {
+    const Index begin = next;
+    for (bool first = true; next < count; ++next) {
+      const Index slot = slot_of(next);
+      if (slot < 0) continue;
+      const auto head = pool.head(slot, next % heads);
+      const Index needed = need(pool.state(slot, next % heads));
+      const Index most = may_hold(pool, *head.held);
+      if (needed > most && !first) break;
+      if (needed > *head.held) hold_rows(pool, head, needed < most ? needed : most);
+      first = false;
+    }
+    teams.for_each(next - begin, [&](auto& team, Index i) { work(team, begin + i); });
+    for (Index i = begin; i < next; ++i) {
+      const Index slot = slot_of(i);
+      if (slot < 0) continue;
+      const auto head = pool.head(slot, i % heads);
+      const Index most = may_hold(pool, *head.held);
+      if (*head.status == Status::overflow && *head.held < pool.most_rows(pool.config.state) &&
+          *head.held < most) {
+        const Index all = pool.most_rows(pool.config.state);
+        hold_rows(pool, head, all < most ? all : most);
+        teams.for_each(1, [&](auto& team, Index) { work(team, i); });
+      }
+      trim_rows(pool, head);
+    }
+  }
+}
+
+/// Whether the rank of a state was cut for want of component rows, and not by its own configuration.
+template <class Policy>
+bool lacked_rows(const SinkStateView<Policy>& state, const CompactionReport& done) {
+  using State = SinkStateView<Policy>;
+  return done.capped && (state.factors.capacity < State::rank_capacity(state.config) ||
+                         (State::may_be_dense(state.config) && !state.may_turn_dense()));
+}
+
+/// The status of a slot after a verb on all of its heads: the largest failure, else whether one was
+/// truncated.
+template <class Policy>
+Status status_of_heads(const StatePoolView<Policy>& pool, Index slot) {
+  Status worst = Status::ok;
+  for (Index h = 0; h < pool.config.value_heads; ++h) {
+    const Status status = *pool.head(slot, h).status;
+    if (status == Status::ok) continue;
+    const bool replaces = worst == Status::ok || worst == Status::truncated ||
+                          (status != Status::truncated && status > worst);
+    if (replaces) worst = status;
+  }
+  return worst;
+}
+
+template <class Teams, class Policy>
+Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std::int32_t* slots,
+                     Index entries, bool only_due, Status* statuses, CompactionReport* reports) {
+  BatchStatus outcome(statuses);
+  const Index heads = pool.config.value_heads;
+  const auto works = [&](Index b) {
+    return pool.config.is_slot(slots[b]) && pool.slot(slots[b]).entry == b;
+  };
+  for (Index b = 0; b < entries; ++b) {
+    Status status = Status::ok;
+    if (!pool.config.is_padding(slots[b])) {
+      if (!pool.in_use(slots[b]) || pool.slot(slots[b]).entry >= 0) {
+        status = Status::invalid_slot;
+      } else if (pool.due(slots[b]) || !only_due) {
+        SlotRecord& record = pool.slot(slots[b]);
+        if (record.draft >= 0) {
+          status = Status::draft_open;
+        } else {
+          record.entry = static_cast<std::int32_t>(b);
+        }
+      }
+    }
+    outcome.set(b, status);
+  }
+  rewrite_bodies(
+      teams, pool, entries * heads,
+      [&](Index i) { return works(i / heads) ? Index{slots[i / heads]} : Index{-1}; },
+      [](const auto& view) { return rows_to_compact(view); },
+      [&](auto& team, Index i, const auto& view) {
+        CompactionReport done;
+        const Status status = compact(team, view, &done);
+        if (status == Status::ok && reports != nullptr) reports[i] = done;
+        return status == Status::ok && lacked_rows(view, done) ? Status::truncated : status;
+      });
+  for (Index b = 0; b < entries; ++b) {
+    if (!works(b)) continue;
+    SlotRecord& record = pool.slot(slots[b]);
+    record.entry = -1;
+    const Status status = status_of_heads(pool, slots[b]);
+    outcome.set(b, status);
+    const bool done = status == Status::ok || status == Status::truncated;
+    record.blocked = done ? Status::ok : status;
+    if (done) record.buffered = 0;
+  }
+  return outcome.first();
+}
+
+}  // namespace detail
+
+/// Folds the buffers of requests into their bodies: `compact` on every head, to the bit, as long as a
+/// state has the component rows that it needs. One that lacks them drops its weakest terms (truncated);
+/// within the quota none does.
+///
+/// @param slots     entries; padding is skipped
+/// @param statuses  if not null, one for each entry: invalid_slot (also for a slot named twice),
+///                  draft_open, truncated, overflow, workspace_too_small. A slot of which a head
+///                  overflows goes no further until it is released or reset: `step` answers with the
+///                  same status.
+/// @param reports   if not null, entries x value_heads; of states that had nothing to do, nothing is
+///                  written
+/// @returns the first status that is not ok
+/// Allocates nothing. The work of `compact` on single states.
+template <class Teams, class Policy>
+Status compact(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots, Index entries,
+               Status* statuses = nullptr, CompactionReport* reports = nullptr) noexcept {
+  return detail::compact_slots(teams, pool, slots, entries, false, statuses, reports);
+}
+
+/// `compact` for those of the requests that are due; others, and open drafts, are left as they are.
+template <class Teams, class Policy>
+Status compact_due(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots,
+                   Index entries, Status* statuses = nullptr,
+                   CompactionReport* reports = nullptr) noexcept {
+  return detail::compact_slots(teams, pool, slots, entries, true, statuses, reports);
+}
+
+SINKSTATE_NAMESPACE_END
