@@ -29,7 +29,7 @@ enum class Padding {
 /// Bodies are kept in component rows, one for each term (docs/design.md, "Pools"). Every state of an
 /// admitted slot is guaranteed `quota` rows; above that it takes rows from a `reserve` that all share.
 struct PoolConfig {
-  /// Of every state. Head h rounds and sketches with seed `state.seed + first_head + h`.
+  /// Of every state. Head h has the seed `state.seed + (first_head + h) seed_stride`.
   StateConfig state;
   Index slots = 0;
   Index key_heads = 1;
@@ -37,6 +37,8 @@ struct PoolConfig {
   HeadMap head_map = HeadMap::interleaved;
   /// Number of value head 0 in the whole layer, when a pool has a range of it (tensor parallel).
   Index first_head = 0;
+  /// 1: heads round and sketch independently; 0: all have the same seed.
+  std::uint64_t seed_stride = 1;
   /// Component rows guaranteed to each state; 0: as many as it can need, so that none ever lacks one.
   /// (LocalSvd, FullSvd; the other policies need all from the start)
   Index quota = 0;
@@ -51,7 +53,7 @@ struct PoolConfig {
   /// Of a value head.
   SINKSTATE_HOST_DEVICE constexpr StateConfig state_of(Index value_head) const {
     StateConfig config = state;
-    config.seed += static_cast<std::uint64_t>(first_head + value_head);
+    config.seed += static_cast<std::uint64_t>(first_head + value_head) * seed_stride;
     return config;
   }
   SINKSTATE_HOST_DEVICE constexpr bool is_padding(Index slot) const {
