@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <sinkstate/sinkstate.hpp>
 #include <vector>
@@ -190,6 +191,15 @@ void step_alone(benchmark::State& bench) {
       const Index slot = i / L::value_heads;
       const Index h = i % L::value_heads;
       const auto token = detail::token_at<P>(map, batch, slot, h);
+      const auto& after = views[static_cast<std::size_t>(i + 1 < states ? i + 1 : 0)];
+      constexpr int reads = P::Rule::corrects ? 2 : 1;
+      const auto announce = [&](const float* numbers, Index n) {
+        team.expect(numbers, sizeof(float) * static_cast<std::size_t>(n), reads);
+      };
+      announce(after.factors.components, after.rank() * (L::d_k + L::d_v));
+      announce(after.factors.strengths, after.rank());
+      announce(after.buffer.corrections.data, (after.buffered() + 1) * L::d_v);
+      announce(after.buffer.keys.data, (after.buffered() + 1) * L::d_k);
       benchmark::DoNotOptimize(step(team, views[static_cast<std::size_t>(i)], token,
                                     batch.queries.at(slot, map.key_head(h)),
                                     batch.outputs.at(slot, h)));
@@ -203,12 +213,39 @@ void step_alone(benchmark::State& bench) {
   count(bench, states, bytes_of<P>(ranks));
 }
 
+/// What re-packed arrays cost beside that: after a compaction of all states, which have other ranks then,
+/// factors move to where they belong now. Once in a period.
+template <class Rule>
+void repack(benchmark::State& bench) {
+  using L = Layer<Rule>;
+  const Index states = bench.range(0) * L::value_heads;
+  const std::vector<Index> ranks = ranks_of(states);
+  const std::size_t row = static_cast<std::size_t>(L::d_k + L::d_v) * sizeof(float);
+  const auto rows = static_cast<std::size_t>(std::accumulate(ranks.begin(), ranks.end(), Index{0}));
+  bench::Arena from(row * rows), to(row * (rows + ranks.size()));
+  std::memset(from.at(0), 1, from.size());
+  std::memset(to.at(0), 1, to.size());
+  for (auto _ : bench) {
+    std::size_t source = 0;
+    std::size_t target = 0;
+    for (const Index rank : ranks) {
+      const std::size_t bytes = row * static_cast<std::size_t>(rank);
+      std::memcpy(to.at(target), from.at(source), bytes);
+      source += bytes;
+      target += bytes + row;
+    }
+    benchmark::ClobberMemory();
+  }
+  count(bench, states, 2 * static_cast<double>(row * rows));
+}
+
 template <class Rule>
 void add(const char* rule, std::int64_t slots) {
   const std::string name = rule;
   benchmark::RegisterBenchmark(("alone/" + name).c_str(), step_alone<Rule>)
       ->Arg(slots)
       ->UseRealTime();
+  benchmark::RegisterBenchmark(("repack/" + name).c_str(), repack<Rule>)->Arg(slots)->UseRealTime();
   for (const std::int64_t threads : {1, 2}) {
     benchmark::RegisterBenchmark(("pool-in-order/" + name).c_str(), step_pool<Rule, false>)
         ->Args({slots, threads})
