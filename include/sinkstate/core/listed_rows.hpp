@@ -24,7 +24,7 @@ struct ListedRows {
   Index rows_per_piece = 1;
   Index first = 0;  ///< number of row 0 in the list
 
-  SINKSTATE_HOST_DEVICE ListedRows() = default;
+  ListedRows() = default;
   SINKSTATE_HOST_DEVICE ListedRows(T* pieces, Index count, Index width, Index distance,
                                    const std::int32_t* listed = nullptr, Index per_piece = 1)
       : data(pieces),

@@ -47,7 +47,7 @@ struct StridedMatrix {
   Index row_stride = 0;
   Index col_stride = 1;
 
-  SINKSTATE_HOST_DEVICE StridedMatrix() = default;
+  StridedMatrix() = default;
   SINKSTATE_HOST_DEVICE StridedMatrix(T* entries, Index row_count, Index col_count,
                                       Index row_distance, Index col_distance)
       : data(entries),

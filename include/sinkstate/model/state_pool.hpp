@@ -93,7 +93,7 @@ struct StatePoolView {
     std::int32_t* rank = nullptr;
     Status* status = nullptr;  ///< of the last verb
 
-    static Head carve(Workspace& memory, const StateConfig& config) {
+    SINKSTATE_HOST_DEVICE static Head carve(Workspace& memory, const StateConfig& config) {
       using Body = detail::StoredAs<Stored>;
       using Rows = detail::StoredAs<Buffered>;
       const Index slots = config.buffer_capacity();
