@@ -49,7 +49,7 @@ struct StridedMatrix {
 
   StridedMatrix() = default;
   SINKSTATE_HOST_DEVICE StridedMatrix(T* entries, Index row_count, Index col_count,
-                                      Index row_distance, Index col_distance)
+                                      Index row_distance, Index col_distance = 1)
       : data(entries),
         rows(row_count),
         cols(col_count),

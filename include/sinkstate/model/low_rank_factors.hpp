@@ -18,9 +18,9 @@ SINKSTATE_NAMESPACE_BEGIN
 ///
 /// A component row holds the d_k numbers of key_i and then the d_v numbers of value_i, so one term
 /// is one stretch of memory. Term i lies in row i, or in the one that a list names: a pool keeps the
-/// rows of all its states in one store. After a compaction the strengths fall and are positive; whether the
-/// terms are orthonormal is the compaction's business, not this type's. In a narrow format vectors
-/// are of unit length, and strengths in order, up to its rounding.
+/// rows of all its states in one store. After a compaction the strengths fall and are positive;
+/// whether the terms are orthonormal is the compaction's business, not this type's. In a narrow
+/// format vectors are of unit length, and strengths in order, up to its rounding.
 ///
 /// @tparam T       of the strengths
 /// @tparam Stored  of the components: T or a narrow format
@@ -30,7 +30,7 @@ struct LowRankFactorsView {
   using Code = typename Storage::Code;
 
   Code* components = nullptr;          ///< rows of d_k + d_v numbers
-  float* scales = nullptr;             ///< of those rows, `row_scales` each, if `Storage::scaled`
+  float* scales = nullptr;             ///< of key and value of each, if `Storage::scaled`
   T* strengths = nullptr;              ///< one a row
   const std::int32_t* list = nullptr;  ///< the row of each term; null: term i is in row i
   std::int32_t* rank = nullptr;
@@ -40,12 +40,11 @@ struct LowRankFactorsView {
 
   SINKSTATE_HOST_DEVICE StoredListedRows<Stored> keys() const {
     return Storage::listed({components, *rank, d_k, d_k + d_v, list},
-                           {scales, *rank, 1, row_scales(d_k, d_v), list});
+                           {scales, *rank, 1, scale_stride(), list});
   }
   SINKSTATE_HOST_DEVICE StoredListedRows<Stored> values() const {
-    return Storage::listed(
-        {components + d_k, *rank, d_v, d_k + d_v, list},
-        {scales + (Storage::scaled ? 1 : 0), *rank, 1, row_scales(d_k, d_v), list});
+    return Storage::listed({components + d_k, *rank, d_v, d_k + d_v, list},
+                           {scales + (Storage::scaled ? 1 : 0), *rank, 1, scale_stride(), list});
   }
   SINKSTATE_HOST_DEVICE T& strength(Index i) const {
     return strengths[list == nullptr ? i : Index{list[i]}];
@@ -58,14 +57,14 @@ struct LowRankFactorsView {
     }
     const Index per_row = matrix_rows_per_row(d_k, d_v);
     return Storage::listed({components, rows, d_v, d_k + d_v, list, per_row},
-                           {scales, rows, 1, row_scales(d_k, d_v), list, per_row});
+                           {scales, rows, 1, scale_stride(), list, per_row});
   }
 
   /// Whole matrix rows of d_v numbers that fit a component row.
   SINKSTATE_HOST_DEVICE static constexpr Index matrix_rows_per_row(Index d_k, Index d_v) {
     return (d_k + d_v) / d_v;
   }
-  /// Scales of a component row: of key and value, or of the matrix rows in it.
+  /// Scales of a listed row: of key and value, or of the matrix rows in it.
   SINKSTATE_HOST_DEVICE static constexpr Index row_scales(Index d_k, Index d_v) {
     const Index of_matrix = matrix_rows_per_row(d_k, d_v);
     return !Storage::scaled ? 0 : of_matrix > 2 ? of_matrix : 2;
@@ -78,7 +77,7 @@ struct LowRankFactorsView {
     const auto larger = [](Index a, Index b) { return a < b ? b : a; };
     view.components = memory.take<Code>(larger(capacity * (d_k + d_v), dense_rows * d_v));
     if (Storage::scaled) {
-      view.scales = memory.take<float>(larger(row_scales(d_k, d_v) * capacity, dense_rows));
+      view.scales = memory.take<float>(larger(2 * capacity, dense_rows));
     }
     view.strengths = memory.take<T>(capacity);
     view.rank = memory.take<std::int32_t>(1);
@@ -86,6 +85,11 @@ struct LowRankFactorsView {
     view.d_v = d_v;
     view.capacity = capacity;
     return view;
+  }
+
+ private:
+  SINKSTATE_HOST_DEVICE Index scale_stride() const {
+    return list == nullptr ? 2 : row_scales(d_k, d_v);
   }
 };
 
