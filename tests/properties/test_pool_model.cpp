@@ -48,9 +48,12 @@ TEST_CASE("pool: random operations against single states", "[pool]") {
   met("step",
       {Status::ok, Status::buffer_full, Status::non_finite_input, Status::positive_log_decay,
        Status::overflow, Status::invalid_argument, Status::invalid_slot, Status::pool_exhausted});
+  met("advance", {Status::ok, Status::non_finite_input, Status::workspace_too_small});
   met("step into another slot", {Status::ok});
-  met("compact_due", {Status::ok, Status::truncated, Status::invalid_slot});
-  met("compact", {Status::ok, Status::truncated, Status::draft_open});
+  met("compact_due", {Status::ok, Status::truncated, Status::invalid_slot, Status::overflow});
+  met("compact", {Status::ok, Status::truncated, Status::draft_open, Status::overflow});
+  met("turned dense", {Status::ok});
+  met("second try", {Status::ok});
   met("admit", {Status::ok, Status::slot_in_use, Status::invalid_slot});
   met("release", {Status::ok, Status::invalid_slot});
   met("reset", {Status::ok});
@@ -61,6 +64,9 @@ TEST_CASE("pool: random operations against single states", "[pool]") {
   met("snapshot", {Status::ok});
   met("restore",
       {Status::ok, Status::wrong_snapshot, Status::damaged_snapshot, Status::pool_exhausted});
-  met("cut and join", {Status::ok});
-  met("initialize", {Status::ok, Status::truncated, Status::non_finite_input, Status::draft_open});
+  met("cut and join", {Status::ok, Status::pool_exhausted});
+  met("cut, differ and join", {Status::ok, Status::wrong_snapshot});
+  met("materialize", {Status::ok, Status::invalid_slot, Status::workspace_too_small});
+  met("initialize", {Status::overflow, Status::ok, Status::truncated, Status::non_finite_input,
+                     Status::draft_open});
 }

@@ -13,7 +13,7 @@ template <class P>
 void run(int variant, Index threads) {
   const std::uint64_t seed = derived_seed(test_seed(), static_cast<std::uint64_t>(variant));
   PoolTally tally;
-  const Index operations = Index{test_scale()} * 2000;
+  const Index operations = Index{test_scale()} * 20000;
   const std::string failure = run_pool<P>(small_pool(variant), threads, operations, seed, tally);
   INFO(policy_name<P>() << ", " << threads << " threads, variant " << variant << ", "
                         << seed_note(test_seed()));

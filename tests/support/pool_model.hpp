@@ -61,11 +61,18 @@ class PoolModel {
       : rule_{config},
         directions_(directions),
         team_(workspace_bytes<P>(config.state)),
+        starved_team_(64),
         requests_(static_cast<std::size_t>(config.slots)) {}
 
   const PoolConfig& config() const { return rule_.config; }
   const RowRule<P>& rule() const { return rule_; }
-  HostTeam& team() { return team_; }
+  HostTeam& team() { return starved_ ? starved_team_ : team_; }
+  // From here on with a team that has no scratch to speak of, or with the usual one again.
+  void starve(bool starved) { starved_ = starved; }
+  // Of the verbs since the last call: states that overflowed with the rows of their terms, and were
+  // tried again with more.
+  Index take_second_tries() { return std::exchange(second_tries_, 0); }
+  const MatrixView<const float>& directions() const { return directions_; }
   bool in_use(Index slot) const { return config().is_slot(slot) && at(slot).has_value(); }
   std::optional<Request>& at(Index slot) { return requests_[static_cast<std::size_t>(slot)]; }
   const std::optional<Request>& at(Index slot) const {
@@ -158,8 +165,10 @@ class PoolModel {
   // waits for what others give back.
   template <class Need, class Rewrite>
   std::vector<Status> rewrite(const std::vector<std::pair<Index, Index>>& states, const Need& need,
-                              const Rewrite& body) {
+                              const Rewrite& body,
+                              std::vector<CompactionReport>* reports = nullptr) {
     std::vector<Status> statuses(states.size(), Status::ok);
+    if (reports != nullptr) reports->resize(states.size());
     Index left = reserve();
     const Index quota = StatePoolView<P>::quota(config());
     const Index most = StatePoolView<P>::most_rows(config().state);
@@ -167,6 +176,7 @@ class PoolModel {
     while (next < states.size()) {
       const std::size_t begin = next;
       std::vector<Index> held;
+      std::vector<bool> promised;
       for (; next < states.size(); ++next) {
         const auto view = state(states[next]);
         const Index has = rule_.rows(view);
@@ -174,19 +184,35 @@ class PoolModel {
         const Index wanted = need(view);
         if (wanted > may && next > begin) break;
         held.push_back(std::max(has, std::min(wanted, may)));
+        promised.push_back(wanted <= held.back());
         left -= rule_.beyond(held.back()) - rule_.beyond(has);
       }
       const auto run = [&](std::size_t i) {
-        const auto view = rule_.limited(state(states[i]), held[i - begin]);
-        CompactionReport done;
-        Status status = body(view, states[i].second, &done);
+        const Index own = held[i - begin];
         const Index capacity = SinkStateView<P>::rank_capacity(config().state);
-        const bool no_dense = SinkStateView<P>::may_be_dense(config().state) &&
-                              held[i - begin] < StatePoolView<P>::dense_rows(config().state);
-        if (status == Status::ok && done.capped && (held[i - begin] < capacity || no_dense)) {
-          status = Status::truncated;
+        const bool may_be_dense = SinkStateView<P>::may_be_dense(config().state);
+        const bool no_dense = may_be_dense && own < StatePoolView<P>::dense_rows(config().state);
+        const auto rewrite_one = [&](SinkStateView<P> view) {
+          CompactionReport done;
+          statuses[i] = body(view, states[i].second, &done);
+          if (reports != nullptr) (*reports)[i] = done;
+          return statuses[i] == Status::ok && done.capped;
+        };
+        SinkState<P>& state =
+            at(states[i].first)->heads[static_cast<std::size_t>(states[i].second)];
+        if (promised[i - begin]) {
+          // What it may need is what a state alone needs, which knows of no rows.
+          const SinkState<P> before = state;
+          const bool was_dense = state.view().dense();
+          (void)rewrite_one(state.view());
+          const bool overflowed =
+              statuses[i] == Status::overflow || (no_dense && !was_dense && state.view().dense());
+          if (!overflowed || own >= most) return;
+          state = before;
         }
-        statuses[i] = status;
+        if (rewrite_one(rule_.limited(state.view(), own)) && (own < capacity || no_dense)) {
+          statuses[i] = Status::truncated;
+        }
       };
       for (std::size_t i = begin; i < next; ++i) run(i);
       for (std::size_t i = begin; i < next; ++i) {
@@ -196,6 +222,8 @@ class PoolModel {
           left += rule_.beyond(own);
           own = std::min(most, may);
           left -= rule_.beyond(own);
+          promised[i - begin] = own == most;
+          second_tries_ += 1;
           run(i);
         }
         left += rule_.beyond(own) - rule_.beyond(rule_.rows(state(states[i])));
@@ -217,7 +245,9 @@ class PoolModel {
     return result;
   }
 
-  std::vector<Status> compact(const std::vector<std::int32_t>& slots, bool only_due) {
+  // @param reports  become entries x value_heads; those of entries that are left out stay as they are
+  std::vector<Status> compact(const std::vector<std::int32_t>& slots, bool only_due,
+                              std::vector<CompactionReport>& reports) {
     std::vector<Status> outcome;
     std::vector<std::pair<Index, Index>> states;
     std::vector<std::size_t> first(slots.size(), SIZE_MAX);
@@ -233,6 +263,10 @@ class PoolModel {
       const Request& request = *at(slot);
       const bool due = request.buffered >= config().state.buffer && request.draft < 0;
       if (only_due && !due) continue;
+      if (request.blocked != Status::ok) {
+        outcome.back() = request.blocked;
+        continue;
+      }
       if (request.draft >= 0) {
         outcome.back() = Status::draft_open;
         continue;
@@ -241,6 +275,7 @@ class PoolModel {
       first[b] = states.size();
       for (Index h = 0; h < config().value_heads; ++h) states.emplace_back(slot, h);
     }
+    std::vector<CompactionReport> done_reports;
     const auto statuses = rewrite(
         states,
         [&](const SinkStateView<P>& view) {
@@ -250,11 +285,19 @@ class PoolModel {
           return fits ? terms : StatePoolView<P>::most_rows(config().state);
         },
         [&](const SinkStateView<P>& view, Index, CompactionReport* done) {
-          return sinkstate::compact(team_, view, done);
-        });
+          return sinkstate::compact(team(), view, done);
+        },
+        &done_reports);
     for (std::size_t b = 0; b < slots.size(); ++b) {
       if (first[b] == SIZE_MAX) continue;
-      outcome[b] = worst(statuses, first[b], static_cast<std::size_t>(config().value_heads));
+      const auto heads = static_cast<std::size_t>(config().value_heads);
+      outcome[b] = worst(statuses, first[b], heads);
+      for (std::size_t h = 0; h < heads; ++h) {
+        const Status status = statuses[first[b] + h];
+        if (status == Status::ok || status == Status::truncated) {
+          reports[b * heads + h] = done_reports[first[b] + h];
+        }
+      }
       Request& request = *at(slots[b]);
       const bool done = outcome[b] == Status::ok || outcome[b] == Status::truncated;
       request.blocked = done ? Status::ok : outcome[b];
@@ -282,14 +325,16 @@ class PoolModel {
         states,
         [&](const SinkStateView<P>&) { return StatePoolView<P>::most_rows(config().state); },
         [&](const SinkStateView<P>& view, Index h, CompactionReport* done) {
-          return sinkstate::initialize(team_, view, dense.head(h, config().state), RandomizedSvd{},
+          return sinkstate::initialize(team(), view, dense.head(h, config().state), RandomizedSvd{},
                                        certificates[static_cast<std::size_t>(h)], done);
         });
     const Status status = worst(statuses, 0, statuses.size());
     const bool done = status == Status::ok || status == Status::truncated;
     request.blocked = done ? Status::ok : status;
-    request.buffered = 0;
-    request.tokens = tokens;
+    if (done) {
+      request.buffered = 0;
+      request.tokens = tokens;
+    }
     return status;
   }
 
@@ -302,6 +347,7 @@ class PoolModel {
         const auto view = request.heads[static_cast<std::size_t>(h)].view();
         const Index decays = P::Rule::log_decays(view.config.d_k);
         bool finite = std::isfinite(token.write_strength);
+        const bool reads = batch.outputs.data != nullptr;
         for (Index i = 0; i < decays; ++i) {
           finite = finite && !std::isnan(token.log_decay[i]);
         }
@@ -314,7 +360,7 @@ class PoolModel {
           return std::all_of(x, x + count, [](float y) { return std::isfinite(y); });
         };
         if (!finite || !all(token.key, view.config.d_k) || !all(token.value, view.config.d_v) ||
-            !all(query, view.config.d_k)) {
+            (reads && !all(query, view.config.d_k))) {
           return Status::non_finite_input;
         }
       }
@@ -323,8 +369,10 @@ class PoolModel {
       for (Index n = 0; n < batch.count(b); ++n) {
         const auto [token, query] = token_of(batch, batch.start(b) + n, h);
         const auto view = request.heads[static_cast<std::size_t>(h)].view();
-        const Status status = sinkstate::step(team_, view, token, query,
-                                              outputs + n * output_stride + h * view.config.d_v);
+        float* const output = outputs + n * output_stride + h * view.config.d_v;
+        const Status status = batch.outputs.data == nullptr
+                                  ? sinkstate::advance(team(), view, token)
+                                  : sinkstate::step(team(), view, token, query, output);
         if (status == Status::ok) continue;
         for (Index done = 0; done <= h; ++done) {
           const auto head = request.heads[static_cast<std::size_t>(done)].view();
@@ -346,15 +394,24 @@ class PoolModel {
   }
   std::pair<Token<float>, const float*> token_of(const TokenBatch<float>& batch, Index t,
                                                  Index h) const {
-    const Index k = config().key_head(h);
-    return {{batch.keys.at(t, k), batch.values.at(t, h), batch.log_decays.at(t, h),
-             *batch.write_strengths.at(t, h)},
+    // B24, B25: said once more in other words.
+    const Index group = config().value_heads / config().key_heads;
+    Index k = 0;
+    while (config().head_map == HeadMap::interleaved && (k + 1) * group <= h) ++k;
+    if (config().head_map == HeadMap::tiled) k = h - h / config().key_heads * config().key_heads;
+    const float one = 1.0f;
+    const float* const strength =
+        batch.write_strengths.data == nullptr ? &one : batch.write_strengths.at(t, h);
+    return {{batch.keys.at(t, k), batch.values.at(t, h), batch.log_decays.at(t, h), *strength},
             batch.queries.at(t, k)};
   }
 
   RowRule<P> rule_;
   MatrixView<const float> directions_;
   HostTeam team_;
+  HostTeam starved_team_;
+  bool starved_ = false;
+  Index second_tries_ = 0;
   std::vector<std::optional<Request>> requests_;
 };
 

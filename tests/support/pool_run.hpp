@@ -8,6 +8,8 @@
 #include <set>
 #include <sinkstate/sinkstate.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -42,6 +44,7 @@ class PoolRun {
         pool_owner_(config, P::Sink::present ? directions() : MatrixView<const float>{}),
         pool_(pool_owner_.view()),
         teams_(threads, workspace_bytes<P>(config.state)),
+        starved_teams_(threads, 64),
         tally_(tally) {
     for (float& x : directions_) x = static_cast<float>(random_.normal());
   }
@@ -49,6 +52,8 @@ class PoolRun {
   // One operation. @returns what went wrong, nothing if all agrees
   std::string operate() {
     failure_.clear();
+    starved_ = random_.chance(0.003);
+    model_.starve(starved_);
     const double x = random_.uniform();
     if (x < 0.40) {
       step_batch();
@@ -155,6 +160,8 @@ class PoolRun {
     }
   }
 
+  HostTeams& teams() { return starved_ ? starved_teams_ : teams_; }
+
   // Mostly one that exists.
   Index any_slot() {
     if (random_.chance(0.02)) return random_.chance(0.5) ? -1 - random_.below(3) : config_.slots;
@@ -170,6 +177,7 @@ class PoolRun {
     std::vector<std::int32_t> slots, write_slots, counts, starts(1, 0);
     const bool forks = random_.chance(0.15);
     const bool packed = random_.chance(0.4);
+    const bool beside = packed && random_.chance(0.4);  // counts and starts
     const bool counted = !packed && random_.chance(0.6);
     const Index tokens = random_.chance(0.6) ? 1 : 1 + random_.below(3);
     for (int b = 0; b < entries; ++b) {
@@ -181,7 +189,8 @@ class PoolRun {
       Index count = packed || counted ? random_.below(static_cast<int>(tokens) + 1) : tokens;
       if (counted && random_.chance(0.02)) count = random_.chance(0.5) ? -1 : most;
       counts.push_back(static_cast<std::int32_t>(count));
-      starts.push_back(starts.back() + static_cast<std::int32_t>(count));
+      const Index unused = packed && beside ? random_.below(3) : 0;
+      starts.push_back(starts.back() + static_cast<std::int32_t>(count + unused));
     }
     const Index rows = packed ? Index{starts.back()} : entries * std::max(tokens, most);
     TokenBatch<float> batch;
@@ -189,7 +198,7 @@ class PoolRun {
     batch.slots = slots.data();
     batch.write_slots = forks ? write_slots.data() : nullptr;
     batch.tokens = tokens;
-    batch.counts = counted ? counts.data() : nullptr;
+    batch.counts = counted || beside ? counts.data() : nullptr;
     batch.starts = packed ? starts.data() : nullptr;
     // Heads and tokens are any number of entries apart.
     const Index gap = random_.below(3);
@@ -245,12 +254,27 @@ class PoolRun {
       }
     }
     const Index output_stride = config_.value_heads * d_v + gap;
+    if (random_.chance(0.15)) batch.write_strengths.data = nullptr;
+    if (random_.chance(0.02) && rows > 0) {
+      // Each number fits, as long as nobody multiplies them.
+      const float loud = std::ldexp(1.0f, 62 + random_.below(6));
+      const Index t = random_.below(static_cast<int>(rows));
+      const Index h = random_.below(static_cast<int>(config_.value_heads));
+      const auto amplify = [&](const HeadVectors<const float>& vectors, Index head, Index width) {
+        float* const x = const_cast<float*>(vectors.at(t, head));
+        for (Index i = 0; i < width; ++i) x[i] *= loud;
+      };
+      amplify(batch.keys, config_.key_head(h), d_k);
+      amplify(batch.values, h, d_v);
+    }
     const float poison = -7.25e30f;
     std::vector<float> outputs(static_cast<std::size_t>(rows * output_stride + 1), poison);
     std::vector<float> wanted = outputs;
     batch.outputs = {outputs.data(), output_stride, d_v};
+    const bool reads = random_.chance(0.8);
+    if (!reads) batch.outputs.data = nullptr;
     std::vector<Status> statuses(static_cast<std::size_t>(entries), Status::overflow);
-    const Status first = step(teams_, pool_, batch, statuses.data());
+    const Status first = step(teams(), pool_, batch, statuses.data());
 
     std::set<Index> written;
     std::map<Index, int> forked;  // how many entries fork a slot
@@ -309,7 +333,7 @@ class PoolRun {
           std::vector<float> scratch(
               static_cast<std::size_t>((batch.count(b) + 1) * output_stride));
           const Status status = model_.step(trial, batch, b, scratch.data(), output_stride);
-          if (status != Status::ok && status != Status::overflow) {
+          if (status == Status::non_finite_input || status == Status::positive_log_decay) {
             expected[i] = status;
             works[i] = false;
           } else if (!model_.has_room(*before[i], to)) {
@@ -327,7 +351,7 @@ class PoolRun {
     }
     Status expected_first = Status::ok;
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      tally_["step"][statuses[i]] += 1;
+      tally_[reads ? "step" : "advance"][statuses[i]] += 1;
       require(statuses[i] == expected[i], "step, entry " + std::to_string(i) + ": wanted '" +
                                               to_string(expected[i]) + "', given '" +
                                               to_string(statuses[i]) + "'");
@@ -357,9 +381,27 @@ class PoolRun {
     const bool only_due = random_.chance(0.8);
     std::vector<Status> statuses(slots.size(), Status::overflow);
     const Index count = static_cast<Index>(slots.size());
-    const Status first = only_due ? compact_due(teams_, pool_, slots.data(), count, statuses.data())
-                                  : compact(teams_, pool_, slots.data(), count, statuses.data());
-    const std::vector<Status> wanted = model_.compact(slots, only_due);
+    CompactionReport poison;
+    poison.rank_before = -7;
+    std::vector<CompactionReport> reports(
+        slots.size() * static_cast<std::size_t>(config_.value_heads), poison);
+    std::vector<CompactionReport> wanted_reports = reports;
+    const Status first =
+        only_due ? compact_due(teams(), pool_, slots.data(), count, statuses.data(), reports.data())
+                 : compact(teams(), pool_, slots.data(), count, statuses.data(), reports.data());
+    const std::vector<Status> wanted = model_.compact(slots, only_due, wanted_reports);
+    tally_["second try"][Status::ok] += model_.take_second_tries();
+    for (std::size_t i = 0; i < reports.size(); ++i) {
+      const CompactionReport& a = reports[i];
+      const CompactionReport& b = wanted_reports[i];
+      require(a.rank_before == b.rank_before && a.rank_after == b.rank_after &&
+                  a.decomposed == b.decomposed && a.tail == b.tail && a.projected == b.projected &&
+                  same_numbers(&a.dropped, &b.dropped, 1) &&
+                  same_numbers(&a.rounded, &b.rounded, 1) && a.sweeps == b.sweeps &&
+                  a.capped == b.capped && a.dense == b.dense,
+              "report " + std::to_string(i));
+      tally_["turned dense"][Status::ok] += a.dense && a.rank_before > 0;
+    }
     require(
         (first == Status::ok) == (std::count(wanted.begin(), wanted.end(), Status::ok) == count),
         "status of compact");
@@ -422,13 +464,46 @@ class PoolRun {
     expect_same(slot);
   }
 
-  // Through two pools with half of the heads each, and back.
+  // Through two pools with half of the heads each, where it may go on, and back: to where it was or
+  // elsewhere.
   void cut_and_join() {
     const Index slot = any_slot();
     if (!model_.in_use(slot) || model_.at(slot)->blocked != Status::ok) return;
     const Index half = config_.value_heads / 2;
+    const Index d_k = config_.state.d_k;
+    const Index d_v = config_.state.d_v;
+    const Index decays = std::max(P::Rule::log_decays(d_k), Index{1});
+    ModelRequest<P> request = *model_.at(slot);
+    // One more token for all heads; where no two parts share a key, they may differ in it.
+    const bool goes_on = random_.chance(0.5);
+    const bool differ = random_.chance(0.2);
+    const bool compacts = random_.chance(0.3);
+    std::vector<float> keys, values, log_decays, queries, strengths;
+    const auto fill = [&](std::vector<float>& numbers, Index count, const auto& number) {
+      for (Index i = 0; i < count; ++i) numbers.push_back(static_cast<float>(number()));
+    };
+    fill(keys, 2 * config_.key_heads * d_k, [&] { return 0.3 * random_.normal(); });
+    fill(queries, config_.key_heads * d_k, [&] { return random_.normal(); });
+    fill(values, config_.value_heads * d_v, [&] { return random_.normal(); });
+    fill(log_decays, config_.value_heads * decays, [&] { return -random_.uniform(); });
+    fill(strengths, config_.value_heads, [&] { return random_.uniform(); });
+    std::vector<float> outputs(static_cast<std::size_t>(config_.value_heads * d_v)), same = outputs;
+    const std::int32_t place = 1;
+    TokenBatch<float> batch;
+    batch.entries = 1;
+    batch.slots = &place;
+    batch.keys = {keys.data(), 0, d_k};
+    batch.queries = {queries.data(), 0, d_k};
+    batch.values = {values.data(), 0, d_v};
+    batch.log_decays = {log_decays.data(), 0, decays};
+    batch.write_strengths = {strengths.data(), 0, 1};
+    batch.outputs = {same.data(), 0, d_v};
+    const Index other_keys = config_.key_heads * d_k;
+    const bool may_differ = config_.head_map == HeadMap::interleaved;
+
     std::vector<Bytes64> parts;
-    for (int n = 0; n < 2; ++n) {
+    Status wanted = Status::ok;
+    for (Index n = 0; n < 2; ++n) {
       PoolConfig config = config_;
       config.slots = 2;
       config.value_heads = half;
@@ -443,7 +518,11 @@ class PoolRun {
       const HeadRange range{n * half, half};
       Bytes64 bytes(snapshot_bytes(pool_, slot, range));
       require(snapshot(pool_, slot, range, bytes.data(), bytes.size()) == Status::ok, "cut");
-      require(restore(other.view(), 1, SnapshotBytes{bytes.data(), bytes.size()},
+      // From its half, or from the whole.
+      Bytes64 whole(snapshot_bytes(pool_, slot));
+      require(snapshot(pool_, slot, whole.data(), whole.size()) == Status::ok, "snapshot");
+      Bytes64& source = random_.chance(0.5) ? whole : bytes;
+      require(restore(other.view(), 1, SnapshotBytes{source.data(), source.size()},
                       model_.at(slot)->tokens) == Status::ok,
               "restore into a part");
       if (!failure_.empty()) return;
@@ -452,17 +531,83 @@ class PoolRun {
       require(again.size() == bytes.size() &&
                   std::memcmp(again.data(), bytes.data(), bytes.size()) == 0,
               "the same bytes from a part");
-      parts.push_back(std::move(again));
+      if (goes_on) {
+        TokenBatch<float> part = batch;
+        const Index first_key = config_.head_map == HeadMap::tiled ? 0 : n * config.key_heads;
+        part.keys.data += first_key * d_k + (differ && n == 1 ? other_keys : 0);
+        part.queries.data += first_key * d_k;
+        part.values.data += n * half * d_v;
+        part.log_decays.data += n * half * decays;
+        part.write_strengths.data += n * half;
+        part.outputs.data = outputs.data() + n * half * d_v;
+        const Status status = step(teams_, other.view(), part);
+        require((status == Status::ok) == (request.buffered < config.state.buffer_capacity()) ||
+                    status == Status::overflow,
+                "step of a part");
+        if (status != Status::ok) return;
+      }
+      if (compacts) {
+        if (compact(teams_, other.view(), &place, 1) != Status::ok) return;
+      }
+      Bytes64 result(snapshot_bytes(other.view(), 1));
+      require(snapshot(other.view(), 1, result.data(), result.size()) == Status::ok, "cut again");
+      parts.push_back(std::move(result));
     }
     if (!failure_.empty()) return;
-    const SnapshotBytes pieces[2] = {{parts[1].data(), parts[1].size()},
-                                     {parts[0].data(), parts[0].size()}};
-    const Status one = restore(pool_, slot, pieces, 1, model_.at(slot)->tokens);
-    require(one == Status::wrong_snapshot, "restore from one half");
-    const Status status = restore(pool_, slot, pieces, 2, model_.at(slot)->tokens);
-    tally_["cut and join"][status] += 1;
-    require(status == Status::ok, "join");
-    model_.at(slot)->draft = -1;
+
+    if (goes_on) {
+      for (Index h = 0; h < config_.value_heads; ++h) {
+        const Index k = config_.key_head(h);
+        const bool second = h >= half;
+        const Token<float> token{keys.data() + k * d_k + (differ && second ? other_keys : 0),
+                                 values.data() + h * d_v, log_decays.data() + h * decays,
+                                 strengths[static_cast<std::size_t>(h)]};
+        auto& head = request.heads[static_cast<std::size_t>(h)];
+        require(
+            step(model_.team(), head.view(), token, queries.data() + k * d_k,
+                 same.data() + h * d_v) == (starved_ ? Status::workspace_too_small : Status::ok),
+            "step of a head");
+      }
+      if (starved_) return;
+      require(same_numbers(outputs.data(), same.data(), static_cast<Index>(same.size())),
+              "outputs of parts");
+      request.tokens += 1;
+      request.buffered += 1;
+      // What was one key for two heads is one no longer, until it has been compacted away.
+      if (differ && !may_differ && !compacts) wanted = Status::wrong_snapshot;
+    }
+    if (compacts) {
+      if (starved_) return;
+      for (auto& head : request.heads) {
+        require(compact(model_.team(), head.view()) == Status::ok, "compact a head");
+      }
+      request.buffered = 0;
+    }
+    const SnapshotBytes pieces[3] = {{parts[1].data(), parts[1].size()},
+                                     {parts[0].data(), parts[0].size()},
+                                     {parts[1].data(), parts[1].size()}};
+    const Index to = random_.chance(0.5) ? slot : any_slot();
+    if (!config_.is_slot(to)) wanted = Status::invalid_slot;
+    const auto refused = [&](const SnapshotBytes* some, Index count, Index tokens) {
+      const Status status = restore(pool_, to, some, count, tokens);
+      require(status == (config_.is_slot(to) ? Status::wrong_snapshot : Status::invalid_slot),
+              "restore of pieces that do not make a whole");
+    };
+    refused(pieces, 1, request.tokens);
+    refused(pieces, 3, request.tokens);
+    refused(pieces, 2, request.tokens + 1);
+    refused(pieces, 2, request.tokens - 1);
+    expect_same(to);
+    const Status status = restore(pool_, to, pieces, 2, request.tokens);
+    if (wanted == Status::ok && !model_.has_room(request, to)) wanted = Status::pool_exhausted;
+    tally_[differ && goes_on ? "cut, differ and join" : "cut and join"][status] += 1;
+    require(status == wanted, std::string("join: wanted '") + to_string(wanted) + "', given '" +
+                                  to_string(status) + "'");
+    if (status == Status::ok) {
+      model_.at(to) = std::move(request);
+      model_.at(to)->draft = -1;
+    }
+    expect_same(to);
     expect_same(slot);
   }
 
@@ -472,15 +617,21 @@ class PoolRun {
     const Index d_k = config_.state.d_k;
     const Index d_v = config_.state.d_v;
     const auto heads = static_cast<std::size_t>(config_.value_heads);
-    std::vector<float> matrices(heads * static_cast<std::size_t>(d_k * d_v)), again = matrices;
-    std::vector<float> certificates(heads), same(heads);
+    // [K,V] or [V,K], and heads and rows any number of entries apart.
     const bool turned = random_.chance(0.5);
-    const auto layout = [&](float* data) {
-      return turned ? DenseStates<float>::values_by_keys(data, d_k, d_v)
-                    : DenseStates<float>::keys_by_values(data, d_k, d_v);
+    const Index gap = random_.below(3);
+    const Index row = (turned ? d_k : d_v) + gap;
+    const Index head_stride = row * (turned ? d_v : d_k) + gap;
+    const float poison = -7.25e30f;
+    std::vector<float> matrices(heads * static_cast<std::size_t>(head_stride), poison);
+    std::vector<float> again = matrices;
+    std::vector<float> certificates(heads), same(heads);
+    const auto layout = [&](auto* data) {
+      using Number = std::remove_pointer_t<decltype(data)>;
+      return DenseStates<Number>{data, head_stride, turned ? 1 : row, turned ? row : 1};
     };
     const Status out =
-        materialize(teams_, pool_, slot, layout(matrices.data()), certificates.data());
+        materialize(teams(), pool_, slot, layout(matrices.data()), certificates.data());
     tally_["materialize"][out] += 1;
     if (!model_.in_use(slot)) {
       require(out == Status::invalid_slot, "materialize");
@@ -491,7 +642,7 @@ class PoolRun {
       const Status status =
           materialize(model_.team(), model_.at(slot)->heads[h].view(),
                       layout(again.data()).head(static_cast<Index>(h), config_.state), &same[h]);
-      if (status != Status::ok) wanted = status;
+      if (status > wanted) wanted = status;
     }
     require(out == wanted, "materialize");
     if (out != Status::ok) return;
@@ -499,17 +650,29 @@ class PoolRun {
                 certificates == same,
             "dense states");
     const float scale = static_cast<float>(random_.normal());
-    for (float& x : matrices) x = 0.5f * x + 0.1f * scale;
-    if (random_.chance(0.05)) matrices.back() = std::numeric_limits<float>::quiet_NaN();
-    const float* const in = matrices.data();
-    const DenseStates<const float> content =
-        turned ? DenseStates<const float>::values_by_keys(in, d_k, d_v)
-               : DenseStates<const float>::keys_by_values(in, d_k, d_v);
+    for (float& x : matrices) {
+      if (x != poison) x = 0.5f * x + 0.1f * scale;
+    }
+    if (random_.chance(0.05)) {
+      // Of the last head, more than its norm or a narrow format holds.
+      const auto last = layout(matrices.data()).head(config_.value_heads - 1, config_.state);
+      for (Index i = 0; i < d_k; ++i) {
+        for (Index j = 0; j < d_v; ++j) {
+          last(i, j) = std::copysign(random_.chance(0.5) ? 1e38f : 3e38f, last(i, j));
+        }
+      }
+    }
+    if (random_.chance(0.05)) {
+      layout(matrices.data()).head(config_.value_heads - 1, config_.state)(d_k - 1, d_v - 1) =
+          std::numeric_limits<float>::quiet_NaN();
+    }
+    const DenseStates<const float> content = layout(static_cast<const float*>(matrices.data()));
     const Index tokens = random_.below(1000);
     const Status status =
-        initialize(teams_, pool_, slot, content, tokens, RandomizedSvd{}, certificates.data());
+        initialize(teams(), pool_, slot, content, tokens, RandomizedSvd{}, certificates.data());
     tally_["initialize"][status] += 1;
     require(status == model_.initialize(slot, content, tokens, certificates), "initialize");
+    tally_["second try"][Status::ok] += model_.take_second_tries();
     expect_same(slot);
   }
 
@@ -520,9 +683,11 @@ class PoolRun {
   StatePool<P> pool_owner_;
   StatePoolView<P> pool_;
   HostTeams teams_;
+  HostTeams starved_teams_;
   PoolTally& tally_;
   std::vector<std::pair<Bytes64, ModelRequest<P>>> kept_;
   std::string failure_;
+  bool starved_ = false;
 };
 
 // 64 slots of four heads; shapes that are neither square nor multiples of anything.
@@ -540,6 +705,7 @@ inline PoolConfig small_pool(int variant) {
   config.head_map = variant % 3 == 0 ? HeadMap::tiled : HeadMap::interleaved;
   config.padding = variant % 4 < 2 ? Padding::negative : Padding::slot_zero;
   config.first_head = variant;
+  config.state.dense_fallback = variant % 8 != 3;
   return config;
 }
 

@@ -1,16 +1,20 @@
 // Whether two states are equal to the bit.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <sinkstate/sinkstate.hpp>
 
 namespace sinkstate::testing {
 
+template <class T>
+bool same_numbers(const T* a, const T* b, Index count) {
+  return std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(T)) == 0;
+}
+
 template <class View>
 bool same_rows(const View& a, const View& b, Index rows) {
   for (Index i = 0; i < rows; ++i) {
-    if (!std::equal(a.row(i), a.row(i) + a.cols, b.row(i))) return false;
+    if (!same_numbers(a.row(i), b.row(i), a.cols)) return false;
   }
   return true;
 }
@@ -24,7 +28,7 @@ bool same_rows(const NarrowRows<Format>& a, const NarrowRows<Format>& b, Index r
 template <class Factors>
 bool same_strengths(const Factors& a, const Factors& b, Index rank) {
   for (Index i = 0; i < rank; ++i) {
-    if (a.strength(i) != b.strength(i)) return false;
+    if (!same_numbers(&a.strength(i), &b.strength(i), 1)) return false;
   }
   return true;
 }
@@ -43,8 +47,8 @@ bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
          same_rows(a.buffer.keys, b.buffer.keys, n) &&
          same_rows(a.buffer.corrections, b.buffer.corrections, n) &&
          same_rows(a.buffer.log_decays, b.buffer.log_decays, n) &&
-         std::equal(a.buffer.certificates, a.buffer.certificates + n + 1, b.buffer.certificates) &&
-         std::equal(a.buffer.masses, a.buffer.masses + n + 1, b.buffer.masses);
+         same_numbers(a.buffer.certificates, b.buffer.certificates, n + 1) &&
+         same_numbers(a.buffer.masses, b.buffer.masses, n + 1);
 }
 
 }  // namespace sinkstate::testing

@@ -116,7 +116,10 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
         status = Status::invalid_slot;
       } else if (pool.due(slots[b]) || !only_due) {
         SlotRecord& record = pool.slot(slots[b]);
-        if (record.draft >= 0) {
+        if (record.blocked != Status::ok) {
+          // Some of its heads may be what they were before the failure, and others not.
+          status = record.blocked;
+        } else if (record.draft >= 0) {
           status = Status::draft_open;
         } else {
           record.entry = static_cast<std::int32_t>(b);
@@ -157,8 +160,8 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 /// @param slots     entries; padding is skipped
 /// @param statuses  if not null, one for each entry: invalid_slot (also for a slot named twice),
 ///                  draft_open, truncated, overflow, workspace_too_small. A slot of which a head
-///                  overflows goes no further until it is released or reset: `step` answers with the
-///                  same status.
+///                  overflows goes no further until it is released or reset: `step` and `compact` answer
+///                  with the same status.
 /// @param reports   if not null, entries x value_heads; of states that had nothing to do, nothing is
 ///                  written
 /// @returns the first status that is not ok

@@ -87,8 +87,10 @@ Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
   const Status status = detail::status_of_heads(pool, slot);
   const bool done = status == Status::ok || status == Status::truncated;
   record.blocked = done ? Status::ok : status;
-  record.buffered = 0;
-  record.tokens = tokens;
+  if (done) {
+    record.buffered = 0;
+    record.tokens = tokens;
+  }
   return status;
 }
 

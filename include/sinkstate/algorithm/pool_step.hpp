@@ -179,7 +179,8 @@ void expect_heads(Team& team, const StatePoolView<Policy>& pool, const TokenBatc
         static_cast<std::size_t>(config.d_k + config.d_v) * sizeof(typename View::Code),
         state.factors.list, rows, reads);
     // Keys are read first, so they come last.
-    const auto buffered = static_cast<std::size_t>(state.buffered());
+    // As they were before this call: another thread may be stepping that state by now.
+    const auto buffered = static_cast<std::size_t>(pool.slot(slot).buffered);
     constexpr std::size_t number = sizeof(typename View::BufferedCode);
     team.expect(codes_of(state.buffer.corrections).data,
                 buffered * static_cast<std::size_t>(config.d_v) * number, reads);
