@@ -108,7 +108,7 @@ class LongRun {
         made.push_back(i);
       }
     }
-    for (const MatrixView<float>& side : {view.factors.keys(), view.factors.values()}) {
+    for (const auto& side : {view.factors.keys(), view.factors.values()}) {
       testing::Matrix rows(static_cast<Index>(made.size()), side.cols);
       for (Index i = 0; i < rows.rows(); ++i) {
         rows.row(i) = testing::wide(side.middle_rows(made[static_cast<std::size_t>(i)], 1));

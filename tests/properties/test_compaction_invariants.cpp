@@ -37,7 +37,7 @@ Matrix stored_matrix(const SinkStateView<P>& view) {
 }
 
 template <class T>
-Matrix some_rows(const MatrixView<T>& rows, const std::vector<Index>& chosen) {
+Matrix some_rows(const ListedRows<T>& rows, const std::vector<Index>& chosen) {
   Matrix matrix(static_cast<Index>(chosen.size()), rows.cols);
   for (Index i = 0; i < matrix.rows(); ++i) {
     matrix.row(i) = wide(rows.middle_rows(chosen[static_cast<std::size_t>(i)], 1));

@@ -41,7 +41,7 @@ std::vector<T> face(HostTeam& team, const SinkStateView<P>& view) {
   const Index d_k = view.config.d_k, d_v = view.config.d_v;
   std::vector<T> numbers(static_cast<std::size_t>(d_k * d_v));
   T certificate = 0;
-  require_ok(materialize(team, view, {numbers.data(), d_k, d_v, d_v}, &certificate));
+  require_ok(materialize(team, view, MatrixView<T>{numbers.data(), d_k, d_v, d_v}, &certificate));
   numbers.push_back(certificate);
   numbers.push_back(view.certificate());
   numbers.push_back(static_cast<T>(view.rank()));

@@ -31,7 +31,7 @@ struct Part {
 
 // Of terms that are frozen, no more is promised.
 template <class T>
-double length_error(const MatrixView<T>& rows) {
+double length_error(const ListedRows<T>& rows) {
   double worst = 0;
   for (Index i = 0; i < rows.rows; ++i) {
     worst = std::max(worst, std::abs(wide(rows.middle_rows(i, 1)).norm() - 1));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <sinkstate/core/listed_rows.hpp>
 #include <sinkstate/core/matrix_view.hpp>
 #include <type_traits>
 #include <vector>
@@ -28,8 +29,9 @@ MatrixView<T> view_of(Rows<T>& matrix) {
   return {matrix.data(), matrix.rows(), matrix.cols(), matrix.cols()};
 }
 
-template <class T>
-Matrix wide(const MatrixView<T>& view) {
+// Of a MatrixView or of ListedRows.
+template <class View>
+Matrix wide(const View& view) {
   Matrix copy(view.rows, view.cols);
   for (Index i = 0; i < view.rows; ++i) {
     for (Index j = 0; j < view.cols; ++j) copy(i, j) = static_cast<double>(view(i, j));
@@ -87,7 +89,7 @@ inline double orthogonality_error(const Matrix& q) {
   return spectral_norm(q * q.transpose() - Matrix::Identity(q.rows(), q.rows()));
 }
 template <class T>
-double orthogonality_error(const MatrixView<T>& q) {
+double orthogonality_error(const ListedRows<T>& q) {
   return orthogonality_error(wide(q));
 }
 

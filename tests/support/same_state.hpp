@@ -7,8 +7,8 @@
 
 namespace sinkstate::testing {
 
-template <class T>
-bool same_rows(const MatrixView<T>& a, const MatrixView<T>& b, Index rows) {
+template <class View>
+bool same_rows(const View& a, const View& b, Index rows) {
   for (Index i = 0; i < rows; ++i) {
     if (!std::equal(a.row(i), a.row(i) + a.cols, b.row(i))) return false;
   }
@@ -18,7 +18,15 @@ bool same_rows(const MatrixView<T>& a, const MatrixView<T>& b, Index rows) {
 template <class Format>
 bool same_rows(const NarrowRows<Format>& a, const NarrowRows<Format>& b, Index rows) {
   return same_rows(a.codes, b.codes, rows) &&
-         (!Format::scaled || std::equal(a.scales, a.scales + rows, b.scales));
+         (!Format::scaled || same_rows(a.scales, b.scales, rows));
+}
+
+template <class Factors>
+bool same_strengths(const Factors& a, const Factors& b, Index rank) {
+  for (Index i = 0; i < rank; ++i) {
+    if (a.strength(i) != b.strength(i)) return false;
+  }
+  return true;
 }
 
 // All that lies below the cursors. What is beyond belongs to nobody: rolling back does not wipe it.
@@ -30,7 +38,7 @@ bool same_state(const SinkStateView<P>& a, const SinkStateView<P>& b) {
          (a.dense() ? same_rows(a.matrix, b.matrix, a.config.d_k)
                     : same_rows(a.factors.keys(), b.factors.keys(), a.rank()) &&
                           same_rows(a.factors.values(), b.factors.values(), a.rank())) &&
-         std::equal(a.factors.strengths, a.factors.strengths + a.rank(), b.factors.strengths) &&
+         same_strengths(a.factors, b.factors, a.rank()) &&
          same_rows(a.sink, b.sink, P::Sink::present ? 1 : 0) &&
          same_rows(a.buffer.keys, b.buffer.keys, n) &&
          same_rows(a.buffer.corrections, b.buffer.corrections, n) &&

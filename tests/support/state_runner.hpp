@@ -220,13 +220,15 @@ class StateRunner {
   template <class Method>
   void start_from_own(const std::vector<T>& dense, const Method& method, T certificate = 0) {
     const StateConfig& config = view().config;
-    require_ok(initialize(team_, view(), {dense.data(), config.d_k, config.d_v, config.d_v}, method,
-                          certificate));
+    require_ok(initialize(team_, view(),
+                          MatrixView<const T>{dense.data(), config.d_k, config.d_v, config.d_v},
+                          method, certificate));
   }
   std::vector<T> dense(T* certificate = nullptr) {
     const StateConfig& config = view().config;
     std::vector<T> matrix(static_cast<std::size_t>(config.d_k * config.d_v));
-    require_ok(materialize(team_, view(), {matrix.data(), config.d_k, config.d_v, config.d_v},
+    require_ok(materialize(team_, view(),
+                           MatrixView<T>{matrix.data(), config.d_k, config.d_v, config.d_v},
                            certificate));
     return matrix;
   }
@@ -269,7 +271,7 @@ std::vector<W> stored_state(const SinkStateView<P>& view) {
   }
   for (Index r = 0; r < view.rank(); ++r) {
     add(row(view.factors.keys(), r, d_k), row(view.factors.values(), r, d_v),
-        static_cast<W>(view.factors.strengths[r]));
+        static_cast<W>(view.factors.strength(r)));
   }
   if (P::Sink::present) {
     add(row(view.sink, 0, d_k), {view.sink_direction, view.sink_direction + d_v}, W(1));

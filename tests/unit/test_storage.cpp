@@ -26,7 +26,7 @@ template <class Format>
 struct OwnedRows {
   OwnedRows(Index rows, Index cols)
       : codes(static_cast<std::size_t>(rows * cols)), scales(static_cast<std::size_t>(rows), 1.0f) {
-    view = {{codes.data(), rows, cols, cols}, scales.data()};
+    view = {{codes.data(), rows, cols, cols}, {scales.data(), rows, 1, 1}};
   }
   std::vector<typename Format::Code> codes;
   std::vector<float> scales;
