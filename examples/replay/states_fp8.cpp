@@ -4,8 +4,8 @@
 namespace sinkstate::tools {
 
 template MadeState make_state_with_rule<Fp8>(Rule, const ReplayOptions&, const StateConfig&,
-                                              const float*);
+                                             const float*);
 template MadePool make_pool_with_rule<Fp8>(Rule, const ReplayOptions&, const PoolConfig&,
-                                            const MatrixView<const float>&);
+                                           const MatrixView<const float>&);
 
 }  // namespace sinkstate::tools
