@@ -167,13 +167,6 @@ void write_snapshot(const StatePoolView<Policy>& pool, Index slot, const HeadRan
       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(*to));
     }
   };
-  const auto codes = [](const auto& rows) {
-    if constexpr (StoredAs<typename Policy::Buffered>::narrow) {
-      return rows.codes;
-    } else {
-      return rows;
-    }
-  };
 
   auto* const header = memory.take<SnapshotHeader>(1);
   if (header != nullptr) {
@@ -193,8 +186,8 @@ void write_snapshot(const StatePoolView<Policy>& pool, Index slot, const HeadRan
   }
   for (Index k = 0; k < key_heads; ++k) {
     auto* const keys = memory.take<typename View::BufferedCode>(buffered * config.d_k);
-    copy(codes(pool.keys(slot, key_head_at(pool.config, range, k))).row(0), buffered * config.d_k,
-         keys);
+    copy(codes_of(pool.keys(slot, key_head_at(pool.config, range, k))).row(0),
+         buffered * config.d_k, keys);
   }
   for (Index h = range.first; h < range.first + range.count; ++h) {
     const auto state = pool.state(slot, h);
@@ -219,7 +212,7 @@ void write_snapshot(const StatePoolView<Policy>& pool, Index slot, const HeadRan
                                                                  sizeof(*state.sink_direction));
     }
     copy(&filled, 1, head);
-    copy(codes(state.buffer.corrections).row(0), buffered * config.d_v, to.corrections);
+    copy(codes_of(state.buffer.corrections).row(0), buffered * config.d_v, to.corrections);
     copy(state.buffer.log_decays.row(0), buffered * state.buffer.log_decays.cols, to.log_decays);
     copy(state.buffer.certificates, buffered + 1, to.certificates);
     copy(state.buffer.masses, buffered + 1, to.masses);
@@ -533,15 +526,8 @@ void restore_head(const StatePoolView<Policy>& pool, Index slot, Index h,
   *head.buffer.count = static_cast<std::int32_t>(buffered);
   hold_rows(pool, head, rows_in_use(pool, head));
   const auto state = pool.state(slot, h);
-  const auto codes = [](const auto& rows) {
-    if constexpr (StoredAs<typename Policy::Buffered>::narrow) {
-      return rows.codes;
-    } else {
-      return rows;
-    }
-  };
-  copy(piece.keys_of(from), buffered * config.d_k, codes(state.buffer.keys).row(0));
-  copy(read.arrays.corrections, buffered * config.d_v, codes(state.buffer.corrections).row(0));
+  copy(piece.keys_of(from), buffered * config.d_k, codes_of(state.buffer.keys).row(0));
+  copy(read.arrays.corrections, buffered * config.d_v, codes_of(state.buffer.corrections).row(0));
   copy(read.arrays.log_decays, buffered * state.buffer.log_decays.cols,
        state.buffer.log_decays.row(0));
   copy(read.arrays.certificates, buffered + 1, state.buffer.certificates);

@@ -151,6 +151,43 @@ SINKSTATE_HOST_DEVICE Status step_head(Team& team, const StatePoolView<Policy>& 
   return Status::ok;
 }
 
+/// Announces to a team what it will read when it steps the state after the one at hand, and of the one
+/// after that the few lines that must be there by then to do the same for it.
+template <class Team, class Policy, class T>
+void expect_heads(Team& team, const StatePoolView<Policy>& pool, const TokenBatch<T>& batch,
+                  Index i) {
+  using View = StatePoolView<Policy>;
+  const Index heads = pool.config.value_heads;
+  const auto with_head = [&](Index n, const auto& visit) {
+    if (n >= batch.entries * heads || working_slot(pool, batch, n / heads) == nullptr) return;
+    visit(batch.write_slot(n / heads), n % heads);
+  };
+  with_head(i + 2, [&](Index slot, Index h) {
+    const auto head = pool.head(slot, h);
+    const auto* const first = reinterpret_cast<const unsigned char*>(head.buffer.log_decays.data);
+    const auto* const last = reinterpret_cast<const unsigned char*>(head.status + 1);
+    team.fetch_now(first, static_cast<std::size_t>(last - first));
+  });
+  with_head(i + 1, [&](Index slot, Index h) {
+    const auto state = pool.state(slot, h);
+    const StateConfig& config = state.config;
+    constexpr int reads = Policy::Rule::corrects ? 2 : 1;
+    const Index rows = rows_in_use(pool, pool.head(slot, h));
+    for (Index r = 0; r < state.rank(); ++r) team.fetch_now(&state.factors.strength(r), 1);
+    team.expect_rows(
+        state.factors.components,
+        static_cast<std::size_t>(config.d_k + config.d_v) * sizeof(typename View::Code),
+        state.factors.list, rows, reads);
+    // Keys are read first, so they come last.
+    const auto buffered = static_cast<std::size_t>(state.buffered());
+    constexpr std::size_t number = sizeof(typename View::BufferedCode);
+    team.expect(codes_of(state.buffer.corrections).data,
+                buffered * static_cast<std::size_t>(config.d_v) * number, reads);
+    team.expect(codes_of(state.buffer.keys).data,
+                buffered * static_cast<std::size_t>(config.d_k) * number, reads);
+  });
+}
+
 /// The first status of a batch that is not ok, as entries report theirs.
 class BatchStatus {
  public:
@@ -252,6 +289,7 @@ Status step(Teams& teams, StatePoolView<Policy> pool,
     const Index b = i / config.value_heads;
     SlotRecord* const record = working_slot(pool, batch, b);
     if (record == nullptr) return;
+    detail::expect_heads(team, pool, batch, i);
     const Status status = detail::step_head(team, pool, batch, b, i % config.value_heads);
     if (status != Status::ok) detail::raise(record->failed, status);
   });

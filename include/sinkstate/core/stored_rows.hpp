@@ -75,13 +75,14 @@ template <class T>
 SINKSTATE_HOST_DEVICE void clear(const MatrixView<T>& rows) {
   clear(ListedRows<T>(rows));
 }
-template <class T>
-SINKSTATE_HOST_DEVICE Index row_count(const ListedRows<T>& rows) {
-  return rows.rows;
+/// The rows as they lie in memory.
+template <class Rows>
+SINKSTATE_HOST_DEVICE const Rows& codes_of(const Rows& rows) {
+  return rows;
 }
 template <class Format>
-SINKSTATE_HOST_DEVICE Index row_count(const NarrowRows<Format>& rows) {
-  return rows.codes.rows;
+SINKSTATE_HOST_DEVICE const auto& codes_of(const NarrowRows<Format>& rows) {
+  return rows.codes;
 }
 
 template <class Format>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 
@@ -37,10 +38,19 @@ class HostTeam {
   ///
   /// @param reads  times that products read a line: 2 in a `step` of a rule that corrects
   void expect(const void* data, std::size_t bytes, int reads = 1) {
-    newest_ = (newest_ + 1) % pieces;
-    expected_[newest_] = {static_cast<const char*>(data), static_cast<const char*>(data) + bytes};
-    if (left_ < pieces) ++left_;
-    reads_ = reads;
+    const auto* const first = static_cast<const char*>(data);
+    expect(Piece{first, first + bytes, nullptr, nullptr, nullptr, 0}, reads);
+  }
+  /// The same for `count` rows of so many bytes, in the order of a list.
+  void expect_rows(const void* rows, std::size_t row_bytes, const std::int32_t* list, Index count,
+                   int reads = 1) {
+    expect(Piece{nullptr, nullptr, list, list + count, static_cast<const char*>(rows), row_bytes},
+           reads);
+  }
+  /// The same for what is needed at once, or is too little to wait.
+  void fetch_now(const void* data, std::size_t bytes) const {
+    const auto* const first = static_cast<const char*>(data);
+    for (std::size_t i = 0; i < bytes; i += line) prefetch(first + i);
   }
 
   template <class T>
@@ -201,24 +211,46 @@ class HostTeam {
   template <class T>
   using Lanes = Eigen::Array<T, 16, 1>;
 
-  /// Memory that is expected and not fetched yet.
+  /// Memory that is expected and not fetched yet: to the end, and then row by row.
   struct Piece {
     const char* next = nullptr;
     const char* end = nullptr;
+    const std::int32_t* row = nullptr;
+    const std::int32_t* last = nullptr;
+    const char* rows = nullptr;
+    std::size_t row_bytes = 0;
   };
   static constexpr unsigned pieces = 4;
+  static constexpr std::size_t line = 64;
+
+  void expect(const Piece& piece, int reads) {
+    newest_ = (newest_ + 1) % pieces;
+    expected_[newest_] = piece;
+    if (left_ < pieces) ++left_;
+    reads_ = reads;
+  }
+
+  static void prefetch([[maybe_unused]] const char* address) {
+#if defined(__GNUC__)
+    __builtin_prefetch(address, 0, 2);
+    asm volatile("");  // g++ 12 drops calls of a function that does nothing but prefetch
+#endif
+  }
 
   /// Called where products read as many lines. Mostly there is nothing to do.
   void fetch(int lines) const {
     if (left_ == 0) return;
     Piece& piece = expected_[newest_];
-    for (int n = 0; n < lines && piece.next < piece.end; n += reads_) {
-#if defined(__GNUC__)
-      __builtin_prefetch(piece.next, 0, 2);
-#endif
-      piece.next += 64;
+    for (int n = 0; n < lines; n += reads_) {
+      if (piece.next >= piece.end) {
+        if (piece.row == piece.last) break;
+        piece.next = piece.rows + static_cast<std::size_t>(*piece.row++) * piece.row_bytes;
+        piece.end = piece.next + piece.row_bytes;
+      }
+      prefetch(piece.next);
+      piece.next += line;
     }
-    if (piece.next < piece.end) return;
+    if (piece.next < piece.end || piece.row != piece.last) return;
     newest_ = (newest_ + pieces - 1) % pieces;
     --left_;
   }

@@ -30,13 +30,15 @@ class HostTeams {
   explicit HostTeams(Index threads, std::size_t workspace_bytes) {
     detail::in_range(1, 1024, "threads of HostTeams", threads);
     for (Index i = 0; i < threads; ++i) teams_.emplace_back(workspace_bytes);
+#if defined(__cpp_exceptions)
     try {
-      for (std::size_t i = 1; i < teams_.size(); ++i) {
-        helpers_.emplace_back([this, i] { serve(teams_[i]); });
-      }
+      start();
     } catch (const std::system_error&) {
       // Those that there are do the work.
     }
+#else
+    start();
+#endif
   }
   HostTeams(const HostTeams&) = delete;
   HostTeams& operator=(const HostTeams&) = delete;
@@ -82,6 +84,12 @@ class HostTeams {
   }
 
  private:
+  void start() {
+    for (std::size_t i = 1; i < teams_.size(); ++i) {
+      helpers_.emplace_back([this, i] { serve(teams_[i]); });
+    }
+  }
+
   void work(HostTeam& team) {
     for (;;) {
       const Index first = next_.fetch_add(run_, std::memory_order_relaxed);

@@ -80,7 +80,7 @@ struct SinkStateView {
   SINKSTATE_HOST_DEVICE Index rank() const { return dense() ? 0 : *factors.rank; }
   SINKSTATE_HOST_DEVICE Index buffered() const { return *buffer.count; }
   /// There is room for a dense body.
-  SINKSTATE_HOST_DEVICE bool may_turn_dense() const { return detail::row_count(matrix) != 0; }
+  SINKSTATE_HOST_DEVICE bool may_turn_dense() const { return detail::codes_of(matrix).rows != 0; }
   /// The buffer holds the tokens of one period: time to compact.
   SINKSTATE_HOST_DEVICE bool due() const { return buffered() >= config.buffer; }
   /// Upper bound of the Frobenius norm of what this state is away from the exact recurrence over

@@ -1,0 +1,563 @@
+// Random operations on a pool and on its model, compared after each of them.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+#include <sinkstate/sinkstate.hpp>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/pool_model.hpp"
+#include "support/same_state.hpp"
+#include "support/streams.hpp"
+
+namespace sinkstate::testing {
+
+// How often operations of each name ended with each status.
+using PoolTally = std::map<std::string, std::map<Status, Index>>;
+
+// Bytes as `snapshot` wants them.
+class Bytes64 {
+ public:
+  explicit Bytes64(std::size_t size) : bytes_(size) {}
+  void* data() { return bytes_.workspace().take<unsigned char>(0); }
+  std::size_t size() const { return bytes_.size(); }
+
+ private:
+  AlignedBytes bytes_;
+};
+
+template <class P>
+class PoolRun {
+ public:
+  PoolRun(const PoolConfig& config, Index threads, std::uint64_t seed, PoolTally& tally)
+      : config_(config),
+        random_(seed),
+        directions_(static_cast<std::size_t>(config.value_heads * config.state.d_v)),
+        model_(config, directions()),
+        pool_owner_(config, P::Sink::present ? directions() : MatrixView<const float>{}),
+        pool_(pool_owner_.view()),
+        teams_(threads, workspace_bytes<P>(config.state)),
+        tally_(tally) {
+    for (float& x : directions_) x = static_cast<float>(random_.normal());
+  }
+
+  // One operation. @returns what went wrong, nothing if all agrees
+  std::string operate() {
+    failure_.clear();
+    const double x = random_.uniform();
+    if (x < 0.40) {
+      step_batch();
+    } else if (x < 0.58) {
+      compact_some();
+    } else if (x < 0.66) {
+      const Index slot = any_slot();
+      simple("admit", slot, admit(pool_, slot), model_.admit(slot));
+    } else if (x < 0.69) {
+      const Index slot = any_slot();
+      simple("release", slot, release(pool_, slot), model_.release(slot));
+    } else if (x < 0.70) {
+      const Index slot = any_slot();
+      simple("reset", slot, reset(pool_, slot), model_.reset(slot));
+    } else if (x < 0.74) {
+      const Index slot = any_slot();
+      const Index tokens = random_.below(5) - 1;
+      simple("roll_back", slot, roll_back(pool_, slot, tokens), model_.roll_back(slot, tokens));
+    } else if (x < 0.77) {
+      const Index slot = any_slot();
+      simple("open_draft", slot, open_draft(pool_, slot), model_.open_draft(slot));
+    } else if (x < 0.81) {
+      const Index slot = any_slot();
+      const Index tokens = random_.below(3);
+      simple("close_draft", slot, close_draft(pool_, slot, tokens),
+             model_.close_draft(slot, tokens));
+    } else if (x < 0.86) {
+      const Index from = any_slot();
+      const Index to = any_slot();
+      simple("fork", to, fork(pool_, from, to), model_.fork(from, to));
+      expect_same(from);
+    } else if (x < 0.90) {
+      take_snapshot();
+    } else if (x < 0.95) {
+      restore_snapshot();
+    } else if (x < 0.97) {
+      cut_and_join();
+    } else {
+      dense();
+    }
+    return failure_;
+  }
+
+  // All slots, and where the component rows are.
+  std::string compare_all() {
+    failure_.clear();
+    std::vector<char> listed(static_cast<std::size_t>(pool_.store.rows));
+    Index in_lists = 0;
+    Index beyond = 0;
+    for (Index s = 0; s < config_.slots; ++s) {
+      expect_same(s);
+      for (Index h = 0; h < config_.value_heads; ++h) {
+        const auto head = pool_.head(s, h);
+        if (!pool_.in_use(s)) {
+          require(*head.held == 0, "a free slot holds rows");
+          continue;
+        }
+        const auto view = pool_.state(s, h);
+        require(*head.held == model_.rule().rows(view), "rows held, and not needed");
+        beyond += model_.rule().beyond(*head.held);
+        in_lists += *head.held;
+        for (Index i = 0; i < *head.held; ++i) {
+          const std::int32_t row = head.list[i];
+          require(row >= 0 && row < pool_.store.rows &&
+                      listed[static_cast<std::size_t>(row)] == 0 && !pool_.store.is_free(row),
+                  "a row listed twice, or free");
+          listed[static_cast<std::size_t>(row)] = 1;
+        }
+      }
+    }
+    require(in_lists + pool_.store.record->free == pool_.store.rows, "rows lost");
+    require(*pool_.reserve == config_.reserve - beyond && *pool_.reserve == model_.reserve(),
+            "the reserve");
+    return failure_;
+  }
+
+ private:
+  MatrixView<const float> directions() const {
+    return {directions_.data(), config_.value_heads, config_.state.d_v, config_.state.d_v};
+  }
+  void require(bool holds, const std::string& what) {
+    if (!holds && failure_.empty()) failure_ = what;
+  }
+  void simple(const char* name, Index slot, Status given, Status wanted) {
+    tally_[name][given] += 1;
+    require(given == wanted, std::string(name) + " of slot " + std::to_string(slot) + ": wanted '" +
+                                 to_string(wanted) + "', given '" + to_string(given) + "'");
+    expect_same(slot);
+  }
+  void expect_same(Index slot) {
+    if (!config_.is_slot(slot)) return;
+    const bool in_use = model_.in_use(slot);
+    require(pool_.in_use(slot) == in_use, "in use");
+    if (!in_use) return;
+    auto& request = *model_.at(slot);
+    const SlotRecord& record = pool_.slot(slot);
+    require(record.tokens == request.tokens && record.buffered == request.buffered &&
+                record.draft == request.draft && record.blocked == request.blocked &&
+                record.entry == -1 && record.readers == 0 && record.failed == 0,
+            "record of slot " + std::to_string(slot));
+    for (Index h = 0; h < config_.value_heads; ++h) {
+      require(same_state(pool_.state(slot, h), request.heads[static_cast<std::size_t>(h)].view()),
+              "state " + std::to_string(slot) + ", " + std::to_string(h));
+    }
+  }
+
+  // Mostly one that exists.
+  Index any_slot() {
+    if (random_.chance(0.02)) return random_.chance(0.5) ? -1 - random_.below(3) : config_.slots;
+    return random_.below(static_cast<int>(config_.slots));
+  }
+
+  void step_batch() {
+    const Index d_k = config_.state.d_k;
+    const Index d_v = config_.state.d_v;
+    const Index decays = P::Rule::log_decays(d_k);
+    const int entries = 1 + random_.below(8);
+    const Index most = config_.state.buffer_capacity() + 1;
+    std::vector<std::int32_t> slots, write_slots, counts, starts(1, 0);
+    const bool forks = random_.chance(0.15);
+    const bool packed = random_.chance(0.4);
+    const bool counted = !packed && random_.chance(0.6);
+    const Index tokens = random_.chance(0.6) ? 1 : 1 + random_.below(3);
+    for (int b = 0; b < entries; ++b) {
+      const bool padding = random_.chance(0.1);
+      const Index slot = padding ? (config_.padding == Padding::slot_zero ? 0 : -1) : any_slot();
+      slots.push_back(static_cast<std::int32_t>(slot));
+      write_slots.push_back(
+          static_cast<std::int32_t>(forks && random_.chance(0.5) ? any_slot() : slot));
+      Index count = packed || counted ? random_.below(static_cast<int>(tokens) + 1) : tokens;
+      if (counted && random_.chance(0.02)) count = random_.chance(0.5) ? -1 : most;
+      counts.push_back(static_cast<std::int32_t>(count));
+      starts.push_back(starts.back() + static_cast<std::int32_t>(count));
+    }
+    const Index rows = packed ? Index{starts.back()} : entries * std::max(tokens, most);
+    TokenBatch<float> batch;
+    batch.entries = entries;
+    batch.slots = slots.data();
+    batch.write_slots = forks ? write_slots.data() : nullptr;
+    batch.tokens = tokens;
+    batch.counts = counted ? counts.data() : nullptr;
+    batch.starts = packed ? starts.data() : nullptr;
+    // Heads and tokens are any number of entries apart.
+    const Index gap = random_.below(3);
+    std::vector<float> keys, queries, values, log_decays, strengths;
+    const auto tensor = [&](std::vector<float>& numbers, Index heads, Index width,
+                            const auto& number) {
+      numbers.resize(static_cast<std::size_t>(rows * (heads * (width + gap) + gap) + 1));
+      for (float& y : numbers) y = number();
+      return HeadVectors<const float>{numbers.data(), heads * (width + gap) + gap, width + gap};
+    };
+    const auto normal = [&] { return static_cast<float>(random_.normal()); };
+    batch.keys = tensor(keys, config_.key_heads, d_k, [&] { return 0.3f * normal(); });
+    batch.queries = tensor(queries, config_.key_heads, d_k, normal);
+    batch.values = tensor(values, config_.value_heads, d_v, normal);
+    const bool weak = random_.chance(0.3);
+    batch.log_decays = tensor(log_decays, config_.value_heads, std::max(decays, Index{1}), [&] {
+      if (random_.chance(0.001)) return -std::numeric_limits<float>::infinity();
+      return (weak ? -2.0f : -0.1f) * std::abs(normal());
+    });
+    batch.write_strengths = tensor(strengths, config_.value_heads, 1,
+                                   [&] { return static_cast<float>(random_.uniform()); });
+    if (random_.chance(0.1) && rows > 0) {
+      const Index t = random_.below(static_cast<int>(rows));
+      const Index h = random_.below(static_cast<int>(config_.value_heads));
+      const Index k = random_.below(static_cast<int>(config_.key_heads));
+      const auto spoil = [](const HeadVectors<const float>& vectors, Index token, Index head,
+                            Index i,
+                            float with) { const_cast<float*>(vectors.at(token, head))[i] = with; };
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      switch (random_.below(7)) {
+        case 0:
+          spoil(batch.keys, t, k, d_k - 1, nan);
+          break;
+        case 1:
+          spoil(batch.queries, t, k, 0, nan);
+          break;
+        case 2:
+          spoil(batch.values, t, h, d_v - 1, std::numeric_limits<float>::infinity());
+          break;
+        case 3:
+          spoil(batch.write_strengths, t, h, 0, nan);
+          break;
+        case 4:
+          spoil(batch.log_decays, t, h, 0, nan);
+          break;
+        case 5:
+          spoil(batch.log_decays, t, h, 0, 0.25f);
+          break;
+        // Finite, but not what it becomes.
+        default:
+          spoil(batch.values, t, h, 0, 3e38f);
+          spoil(batch.write_strengths, t, h, 0, 10.0f);
+      }
+    }
+    const Index output_stride = config_.value_heads * d_v + gap;
+    const float poison = -7.25e30f;
+    std::vector<float> outputs(static_cast<std::size_t>(rows * output_stride + 1), poison);
+    std::vector<float> wanted = outputs;
+    batch.outputs = {outputs.data(), output_stride, d_v};
+    std::vector<Status> statuses(static_cast<std::size_t>(entries), Status::overflow);
+    const Status first = step(teams_, pool_, batch, statuses.data());
+
+    std::set<Index> written;
+    std::map<Index, int> forked;  // how many entries fork a slot
+    std::vector<Status> expected;
+    std::vector<bool> works;
+    for (int b = 0; b < entries; ++b) {
+      const Index from = slots[static_cast<std::size_t>(b)];
+      const Index to = batch.write_slot(b);
+      Status status = Status::ok;
+      bool work = false;
+      if (!config_.is_padding(from)) {
+        const Index capacity = config_.state.buffer_capacity();
+        if (!model_.in_use(from) || !config_.is_slot(to)) {
+          status = Status::invalid_slot;
+        } else if (model_.at(from)->blocked != Status::ok) {
+          status = model_.at(from)->blocked;
+        } else if (batch.count(b) < 0 || batch.count(b) > capacity) {
+          status = Status::invalid_argument;
+        } else if (batch.count(b) > capacity - model_.at(from)->buffered) {
+          status = Status::buffer_full;
+        } else if (!written.insert(to).second) {
+          status = Status::invalid_slot;
+        } else {
+          work = true;
+          forked[from] += from != to ? 1 : 0;
+        }
+      }
+      expected.push_back(status);
+      works.push_back(work);
+    }
+    for (int b = 0; b < entries; ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      const Index to = batch.write_slot(b);
+      if (works[i] && slots[i] != to && forked.count(to) != 0 && forked[to] > 0) {
+        works[i] = false;
+        expected[i] = Status::invalid_slot;
+      }
+    }
+    // Forks are made of what the slots were before any entry was stepped.
+    std::vector<std::optional<ModelRequest<P>>> before;
+    for (int b = 0; b < entries; ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      before.emplace_back();
+      if (works[i]) before.back() = *model_.at(slots[i]);
+    }
+    std::set<std::size_t> overflowed;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int b = 0; b < entries; ++b) {
+        const auto i = static_cast<std::size_t>(b);
+        const Index to = batch.write_slot(b);
+        if (!works[i]) continue;
+        float* const out = wanted.data() + batch.start(b) * output_stride;
+        if (pass == 0 && slots[i] != to) {
+          // All checks of numbers come before all forks.
+          ModelRequest<P> trial = *before[i];
+          std::vector<float> scratch(
+              static_cast<std::size_t>((batch.count(b) + 1) * output_stride));
+          const Status status = model_.step(trial, batch, b, scratch.data(), output_stride);
+          if (status != Status::ok && status != Status::overflow) {
+            expected[i] = status;
+            works[i] = false;
+          } else if (!model_.has_room(*before[i], to)) {
+            expected[i] = Status::pool_exhausted;
+            works[i] = false;
+          } else {
+            before[i]->draft = -1;
+            model_.at(to) = *before[i];
+          }
+        } else if (pass == 1) {
+          expected[i] = model_.step(*model_.at(to), batch, b, out, output_stride);
+          if (expected[i] == Status::overflow) overflowed.insert(i);
+        }
+      }
+    }
+    Status expected_first = Status::ok;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      tally_["step"][statuses[i]] += 1;
+      require(statuses[i] == expected[i], "step, entry " + std::to_string(i) + ": wanted '" +
+                                              to_string(expected[i]) + "', given '" +
+                                              to_string(statuses[i]) + "'");
+      if (expected_first == Status::ok) expected_first = expected[i];
+      if (slots[i] != batch.write_slot(static_cast<Index>(i)) && statuses[i] == Status::ok) {
+        tally_["step into another slot"][Status::ok] += 1;
+      }
+      expect_same(slots[i]);
+      expect_same(batch.write_slot(static_cast<Index>(i)));
+      if (overflowed.count(i) != 0) {
+        // Some of its outputs may have been written.
+        const Index start = batch.start(static_cast<Index>(i)) * output_stride;
+        const Index count = batch.count(static_cast<Index>(i)) * output_stride;
+        std::copy_n(outputs.begin() + start, count, wanted.begin() + start);
+      }
+    }
+    // Entries may be refused in another order than they are looked at.
+    require((first == Status::ok) == (expected_first == Status::ok), "status of the batch");
+    require(std::memcmp(outputs.data(), wanted.data(), outputs.size() * sizeof(float)) == 0,
+            "outputs");
+  }
+
+  void compact_some() {
+    std::vector<std::int32_t> slots;
+    const int entries = 1 + random_.below(12);
+    for (int b = 0; b < entries; ++b) slots.push_back(static_cast<std::int32_t>(any_slot()));
+    const bool only_due = random_.chance(0.8);
+    std::vector<Status> statuses(slots.size(), Status::overflow);
+    const Index count = static_cast<Index>(slots.size());
+    const Status first = only_due ? compact_due(teams_, pool_, slots.data(), count, statuses.data())
+                                  : compact(teams_, pool_, slots.data(), count, statuses.data());
+    const std::vector<Status> wanted = model_.compact(slots, only_due);
+    require(
+        (first == Status::ok) == (std::count(wanted.begin(), wanted.end(), Status::ok) == count),
+        "status of compact");
+    for (std::size_t b = 0; b < slots.size(); ++b) {
+      tally_[only_due ? "compact_due" : "compact"][statuses[b]] += 1;
+      require(statuses[b] == wanted[b], std::string("compact: wanted '") + to_string(wanted[b]) +
+                                            "', given '" + to_string(statuses[b]) + "'");
+      expect_same(slots[b]);
+    }
+  }
+
+  void take_snapshot() {
+    const Index slot = any_slot();
+    const std::size_t size = snapshot_bytes(pool_, slot);
+    if (size == 0) {
+      tally_["snapshot"][Status::invalid_slot] += 1;
+      require(!model_.in_use(slot), "snapshot_bytes");
+      return;
+    }
+    Bytes64 bytes(size);
+    const Status status = snapshot(pool_, slot, bytes.data(), size);
+    tally_["snapshot"][status] += 1;
+    require(status == model_.at(slot)->blocked, "snapshot");
+    expect_same(slot);
+    if (status != Status::ok) return;
+    if (kept_.size() == 16) kept_.erase(kept_.begin());
+    kept_.emplace_back(std::move(bytes), *model_.at(slot));
+  }
+
+  void restore_snapshot() {
+    if (kept_.empty()) return;
+    auto& [bytes, request] =
+        kept_[static_cast<std::size_t>(random_.below(static_cast<int>(kept_.size())))];
+    const Index slot = any_slot();
+    const Index tokens = request.tokens + (random_.chance(0.1) ? 1 : 0);
+    Bytes64 damaged = bytes;
+    const bool damage = random_.chance(0.1);
+    if (damage) {
+      const auto at =
+          static_cast<std::size_t>(random_.uniform() * static_cast<double>(bytes.size()));
+      static_cast<unsigned char*>(damaged.data())[at] ^= 1;
+    }
+    const Status status =
+        restore(pool_, slot, SnapshotBytes{damaged.data(), damaged.size()}, tokens);
+    tally_["restore"][status] += 1;
+    if (!config_.is_slot(slot)) {
+      require(status == Status::invalid_slot, "restore into no slot");
+    } else if (damage) {
+      require(status == Status::damaged_snapshot || status == Status::wrong_snapshot,
+              "restore of damaged bytes");
+    } else if (tokens != request.tokens) {
+      require(status == Status::wrong_snapshot, "restore with another count");
+    } else if (!model_.has_room(request, slot)) {
+      require(status == Status::pool_exhausted, "restore without rows");
+    } else {
+      require(status == Status::ok, "restore");
+      model_.at(slot) = request;
+      model_.at(slot)->draft = -1;
+    }
+    expect_same(slot);
+  }
+
+  // Through two pools with half of the heads each, and back.
+  void cut_and_join() {
+    const Index slot = any_slot();
+    if (!model_.in_use(slot) || model_.at(slot)->blocked != Status::ok) return;
+    const Index half = config_.value_heads / 2;
+    std::vector<Bytes64> parts;
+    for (int n = 0; n < 2; ++n) {
+      PoolConfig config = config_;
+      config.slots = 2;
+      config.value_heads = half;
+      config.key_heads =
+          config_.head_map == HeadMap::tiled ? config_.key_heads : config_.key_heads / 2;
+      config.first_head = config_.first_head + n * half;
+      config.quota = 0;
+      config.reserve = 0;
+      MatrixView<const float> own;
+      if (P::Sink::present) own = directions().middle_rows(n * half, half);
+      StatePool<P> other(config, own);
+      const HeadRange range{n * half, half};
+      Bytes64 bytes(snapshot_bytes(pool_, slot, range));
+      require(snapshot(pool_, slot, range, bytes.data(), bytes.size()) == Status::ok, "cut");
+      require(restore(other.view(), 1, SnapshotBytes{bytes.data(), bytes.size()},
+                      model_.at(slot)->tokens) == Status::ok,
+              "restore into a part");
+      if (!failure_.empty()) return;
+      Bytes64 again(snapshot_bytes(other.view(), 1));
+      require(snapshot(other.view(), 1, again.data(), again.size()) == Status::ok, "cut again");
+      require(again.size() == bytes.size() &&
+                  std::memcmp(again.data(), bytes.data(), bytes.size()) == 0,
+              "the same bytes from a part");
+      parts.push_back(std::move(again));
+    }
+    if (!failure_.empty()) return;
+    const SnapshotBytes pieces[2] = {{parts[1].data(), parts[1].size()},
+                                     {parts[0].data(), parts[0].size()}};
+    const Status one = restore(pool_, slot, pieces, 1, model_.at(slot)->tokens);
+    require(one == Status::wrong_snapshot, "restore from one half");
+    const Status status = restore(pool_, slot, pieces, 2, model_.at(slot)->tokens);
+    tally_["cut and join"][status] += 1;
+    require(status == Status::ok, "join");
+    model_.at(slot)->draft = -1;
+    expect_same(slot);
+  }
+
+  // A further prompt: out, something else happens to it, and in again. [K,V] or [V,K].
+  void dense() {
+    const Index slot = any_slot();
+    const Index d_k = config_.state.d_k;
+    const Index d_v = config_.state.d_v;
+    const auto heads = static_cast<std::size_t>(config_.value_heads);
+    std::vector<float> matrices(heads * static_cast<std::size_t>(d_k * d_v)), again = matrices;
+    std::vector<float> certificates(heads), same(heads);
+    const bool turned = random_.chance(0.5);
+    const auto layout = [&](float* data) {
+      return turned ? DenseStates<float>::values_by_keys(data, d_k, d_v)
+                    : DenseStates<float>::keys_by_values(data, d_k, d_v);
+    };
+    const Status out =
+        materialize(teams_, pool_, slot, layout(matrices.data()), certificates.data());
+    tally_["materialize"][out] += 1;
+    if (!model_.in_use(slot)) {
+      require(out == Status::invalid_slot, "materialize");
+      return;
+    }
+    Status wanted = Status::ok;
+    for (std::size_t h = 0; h < heads; ++h) {
+      const Status status =
+          materialize(model_.team(), model_.at(slot)->heads[h].view(),
+                      layout(again.data()).head(static_cast<Index>(h), config_.state), &same[h]);
+      if (status != Status::ok) wanted = status;
+    }
+    require(out == wanted, "materialize");
+    if (out != Status::ok) return;
+    require(std::memcmp(matrices.data(), again.data(), matrices.size() * sizeof(float)) == 0 &&
+                certificates == same,
+            "dense states");
+    const float scale = static_cast<float>(random_.normal());
+    for (float& x : matrices) x = 0.5f * x + 0.1f * scale;
+    if (random_.chance(0.05)) matrices.back() = std::numeric_limits<float>::quiet_NaN();
+    const float* const in = matrices.data();
+    const DenseStates<const float> content =
+        turned ? DenseStates<const float>::values_by_keys(in, d_k, d_v)
+               : DenseStates<const float>::keys_by_values(in, d_k, d_v);
+    const Index tokens = random_.below(1000);
+    const Status status =
+        initialize(teams_, pool_, slot, content, tokens, RandomizedSvd{}, certificates.data());
+    tally_["initialize"][status] += 1;
+    require(status == model_.initialize(slot, content, tokens, certificates), "initialize");
+    expect_same(slot);
+  }
+
+  PoolConfig config_;
+  Random random_;
+  std::vector<float> directions_;
+  PoolModel<P> model_;
+  StatePool<P> pool_owner_;
+  StatePoolView<P> pool_;
+  HostTeams teams_;
+  PoolTally& tally_;
+  std::vector<std::pair<Bytes64, ModelRequest<P>>> kept_;
+  std::string failure_;
+};
+
+// 64 slots of four heads; shapes that are neither square nor multiples of anything.
+inline PoolConfig small_pool(int variant) {
+  PoolConfig config;
+  config.state.d_k = variant % 2 == 0 ? 12 : 9;
+  config.state.d_v = variant % 2 == 0 ? 7 : 13;
+  config.state.buffer = 4;
+  config.state.draft = 2;
+  config.state.dense_retry = 3;
+  config.state.seed = 11;
+  config.slots = 64;
+  config.key_heads = 2;
+  config.value_heads = 4;
+  config.head_map = variant % 3 == 0 ? HeadMap::tiled : HeadMap::interleaved;
+  config.padding = variant % 4 < 2 ? Padding::negative : Padding::slot_zero;
+  config.first_head = variant;
+  return config;
+}
+
+// @returns the first disagreement, or nothing
+template <class P>
+std::string run_pool(PoolConfig config, Index threads, Index operations, std::uint64_t seed,
+                     PoolTally& tally) {
+  if (P::Compaction::adaptive) {
+    config.quota = 2;
+    config.reserve = 150;
+  }
+  PoolRun<P> run(config, threads, seed, tally);
+  for (Index n = 0; n < operations; ++n) {
+    std::string failure = run.operate();
+    if (failure.empty() && (n % 200 == 199 || n + 1 == operations)) failure = run.compare_all();
+    if (!failure.empty()) return "operation " + std::to_string(n) + ": " + failure;
+  }
+  return {};
+}
+
+}  // namespace sinkstate::testing

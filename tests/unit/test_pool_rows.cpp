@@ -1,0 +1,191 @@
+// Who has which component row of a pool, and what happens when they run short.
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <sinkstate/sinkstate.hpp>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/same_state.hpp"
+#include "support/streams.hpp"
+
+using namespace sinkstate;
+using namespace sinkstate::testing;
+
+namespace {
+
+using Simple = Policy<LinearAttention, Host, Fp32, FullSvd>;
+
+// One head a slot, 12 x 7: nine terms at most need less than the matrix, which takes twelve half rows.
+PoolConfig one_head(Index slots, Index quota, Index reserve) {
+  PoolConfig config;
+  config.state.d_k = 12;
+  config.state.d_v = 7;
+  config.state.buffer = 4;
+  config.slots = slots;
+  config.quota = quota;
+  config.reserve = reserve;
+  return config;
+}
+
+struct OneHeadPool {
+  explicit OneHeadPool(const PoolConfig& config)
+      : owner(config), pool(owner.view()), teams(1, workspace_bytes<Simple>(config.state)) {
+    for (Index s = 0; s < config.slots; ++s) REQUIRE(admit(pool, s) == Status::ok);
+  }
+  // A token of each slot: key and value of slot s are those at row s.
+  Status step_all(const std::vector<float>& keys, const std::vector<float>& values) {
+    std::vector<std::int32_t> slots;
+    for (Index s = 0; s < pool.config.slots; ++s) slots.push_back(static_cast<std::int32_t>(s));
+    TokenBatch<float> batch;
+    batch.entries = pool.config.slots;
+    batch.slots = slots.data();
+    batch.keys = {keys.data(), 12, 12};
+    batch.values = {values.data(), 7, 7};
+    return step(teams, pool, batch);
+  }
+  std::vector<Status> compact_all() {
+    std::vector<std::int32_t> slots;
+    for (Index s = 0; s < pool.config.slots; ++s) slots.push_back(static_cast<std::int32_t>(s));
+    std::vector<Status> statuses(slots.size());
+    const Status first = compact(teams, pool, slots.data(), pool.config.slots, statuses.data());
+    for (const Status status : statuses) {
+      if (status == Status::ok) continue;
+      CHECK(first == status);
+      break;
+    }
+    return statuses;
+  }
+
+  StatePool<Simple> owner;
+  StatePoolView<Simple> pool;
+  HostTeams teams;
+};
+
+// Orthogonal tokens: as many terms as tokens.
+void feed_units(OneHeadPool& p, int tokens, Index slots) {
+  for (int t = 0; t < tokens; ++t) {
+    std::vector<float> keys(static_cast<std::size_t>(12 * slots)),
+        values(static_cast<std::size_t>(7 * slots));
+    for (Index s = 0; s < slots; ++s) {
+      keys[static_cast<std::size_t>(12 * s + t)] = 1;
+      values[static_cast<std::size_t>(7 * s + t)] = static_cast<float>(4 - t);
+    }
+    REQUIRE(p.step_all(keys, values) == Status::ok);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("row store: each row once, in any order", "[pool]") {
+  AlignedBytes bytes(4096);
+  for (const Index rows : {Index{1}, Index{63}, Index{64}, Index{65}, Index{200}}) {
+    Workspace memory = bytes.workspace();
+    const RowStoreView store = RowStoreView::carve(memory, rows);
+    store.reset();
+    Random random(test_seed());
+    INFO(seed_note(test_seed()) << ", " << rows << " rows");
+    std::set<std::int32_t> taken;
+    for (int n = 0; n < 5000; ++n) {
+      if (static_cast<Index>(taken.size()) < rows && (taken.empty() || random.chance(0.6))) {
+        const std::int32_t row = store.take();
+        REQUIRE(row >= 0);
+        REQUIRE(row < rows);
+        REQUIRE(taken.insert(row).second);
+        REQUIRE(!store.is_free(row));
+      } else {
+        auto at = taken.begin();
+        std::advance(at, random.below(static_cast<int>(taken.size())));
+        store.give(*at);
+        REQUIRE(store.is_free(*at));
+        taken.erase(at);
+      }
+      REQUIRE(store.record->free == rows - static_cast<Index>(taken.size()));
+    }
+  }
+}
+
+TEST_CASE("pool rows: who lacks them depends on the order, nobody within the quota", "[pool]") {
+  // Four terms each; two rows sure, three in common: the first has four, the second three, the third two.
+  OneHeadPool p(one_head(3, 2, 3));
+  feed_units(p, 4, 3);
+  const std::vector<Status> statuses = p.compact_all();
+  CHECK(statuses == std::vector<Status>{Status::ok, Status::truncated, Status::truncated});
+  const Index ranks[] = {4, 3, 2};
+  for (Index s = 0; s < 3; ++s) CHECK(p.pool.state(s, 0).rank() == ranks[s]);
+  CHECK(*p.pool.reserve == 0);
+  // What was dropped: values 1, and 2 and 1.
+  CHECK(p.pool.state(0, 0).certificate() < 1e-4f);
+  CHECK(p.pool.state(1, 0).certificate() == Catch::Approx(1).epsilon(1e-4));
+  CHECK(p.pool.state(2, 0).certificate() == Catch::Approx(std::sqrt(5.0)).epsilon(1e-4));
+  // What the first gives back, the next compaction of the others may have.
+  REQUIRE(release(p.pool, 0) == Status::ok);
+  CHECK(*p.pool.reserve == 2);
+  CHECK(report(p.pool).rows == 5);
+}
+
+TEST_CASE("pool rows: a fork that needs more than the reserve has is refused whole", "[pool]") {
+  OneHeadPool p(one_head(2, 2, 3));
+  REQUIRE(release(p.pool, 1) == Status::ok);
+  std::vector<float> key(24), value(14);
+  for (int t = 0; t < 4; ++t) {
+    key.assign(24, 0);
+    value.assign(14, 0);
+    key[static_cast<std::size_t>(t)] = value[static_cast<std::size_t>(t)] = 1;
+    const std::int32_t slots[] = {0, -1};
+    TokenBatch<float> batch;
+    batch.entries = 2;
+    batch.slots = slots;
+    batch.keys = {key.data(), 12, 12};
+    batch.values = {value.data(), 7, 7};
+    REQUIRE(step(p.teams, p.pool, batch) == Status::ok);
+  }
+  const std::int32_t slot = 0;
+  REQUIRE(compact(p.teams, p.pool, &slot, 1) == Status::ok);
+  CHECK(fork(p.pool, 0, 1) == Status::pool_exhausted);
+  CHECK(!p.pool.in_use(1));
+  CHECK(*p.pool.reserve == 1);
+  CHECK(report(p.pool).rows == 4);
+}
+
+// The singular value of a matrix may overflow while none of its entries does: a single state then goes
+// dense, and needs more rows than its rank and buffer said.
+TEST_CASE("pool rows: a state whose strengths overflow is tried again with more", "[pool]") {
+  for (const Index reserve : {Index{4}, Index{3}}) {
+    OneHeadPool p(one_head(1, 2, reserve));
+    SinkState<Simple> alone(p.pool.config.state_of(0));
+    HostTeam team(workspace_bytes<Simple>(p.pool.config.state));
+    const std::vector<float> key(12, 1.0f), value(7, 3e38f);
+    REQUIRE(p.step_all(key, value) == Status::ok);
+    REQUIRE(advance(team, alone.view(), {key.data(), value.data(), nullptr, 1}) == Status::ok);
+    REQUIRE(compact(team, alone.view()) == Status::ok);
+    REQUIRE(alone.view().dense());
+    const std::vector<Status> statuses = p.compact_all();
+    if (reserve == 4) {
+      // Six rows hold twelve rows of seven.
+      CHECK(statuses[0] == Status::ok);
+      CHECK(same_state(p.pool.state(0, 0), alone.view()));
+      CHECK(*p.pool.reserve == 0);
+    } else {
+      // There is no way to keep it: the slot says so, and can begin anew.
+      CHECK(statuses[0] == Status::overflow);
+      CHECK(p.pool.state(0, 0).buffered() == 1);
+      CHECK(p.step_all(key, value) == Status::overflow);
+      CHECK(roll_back(p.pool, 0, 1) == Status::nothing_to_roll_back);
+      CHECK(*p.pool.reserve == reserve);
+      CHECK(reset(p.pool, 0) == Status::ok);
+      CHECK(p.step_all(key, std::vector<float>(7, 1.0f)) == Status::ok);
+    }
+  }
+}
+
+TEST_CASE("pool: heads have seeds of their own, counted over the whole layer", "[pool]") {
+  PoolConfig config = one_head(1, 0, 0);
+  config.state.seed = 100;
+  config.value_heads = 4;
+  config.first_head = 8;
+  CHECK(config.state_of(0).seed == 108);
+  CHECK(config.state_of(3).seed == 111);
+  config.seed_stride = 0;
+  CHECK(config.state_of(3).seed == 100);
+}
