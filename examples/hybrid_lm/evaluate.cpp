@@ -45,7 +45,7 @@ DenseReading read_dense(const Model& model, std::string text, std::ptrdiff_t pre
   reading.bits_per_byte /= static_cast<double>(bytes);
   for (std::size_t n = 0; n < model.layers.size(); ++n) {
     const bool recurrent = model.layers[n].mixer != Mixer::attention;
-    reading.costs.push_back(recurrent ? decoder.states(n).costs() : StateCosts{});
+    reading.costs.push_back(recurrent ? decoder.costs(n) : StateCosts{});
   }
   return reading;
 }
@@ -93,7 +93,7 @@ Evaluation evaluate(const Model& model, const DenseReading& reading, const Polic
   for (std::size_t n = 0; n < model.layers.size(); ++n) {
     const Mixer mixer = model.layers[n].mixer;
     if (mixer == Mixer::attention) continue;
-    result.layers.push_back({n, to_string(mixer), reading.costs[n], decoder.states(n).costs()});
+    result.layers.push_back({n, to_string(mixer), reading.costs[n], decoder.costs(n)});
   }
   return result;
 }
@@ -115,10 +115,10 @@ double dense_state_bytes(const Model& model) {
   return bytes;
 }
 
-double state_bytes_in_use(const Model& model, Decoder& decoder) {
+double state_bytes_in_use(const Model& model, const Decoder& decoder) {
   double bytes = 0;
   for (std::size_t n = 0; n < model.layers.size(); ++n) {
-    if (model.layers[n].mixer != Mixer::attention) bytes += decoder.states(n).bytes();
+    if (model.layers[n].mixer != Mixer::attention) bytes += decoder.state_bytes(n);
   }
   return bytes;
 }

@@ -70,6 +70,6 @@ double kl_divergence(const Vector& wanted, const Vector& given);
 
 /// Bytes of all recurrent states of a decoder, dense and as they are.
 double dense_state_bytes(const Model& model);
-double state_bytes_in_use(const Model& model, Decoder& decoder);
+double state_bytes_in_use(const Model& model, const Decoder& decoder);
 
 }  // namespace sinkstate::hybrid_lm

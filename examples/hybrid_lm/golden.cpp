@@ -75,17 +75,12 @@ class Golden {
 };
 
 /// Of all heads of a layer.
-double state_difference(LayerStates& states, const HeadShape& shape,
-                        const std::vector<float>& wanted) {
-  const std::size_t size = wanted.size() / static_cast<std::size_t>(shape.heads);
+double state_difference(const std::vector<float>& states, const std::vector<float>& wanted) {
   double difference = 0, norm = 0;
-  for (int h = 0; h < shape.heads; ++h) {
-    const std::vector<float> state = states.dense(h);
-    for (std::size_t i = 0; i < size; ++i) {
-      const double exact = wanted[static_cast<std::size_t>(h) * size + i];
-      difference += std::pow(static_cast<double>(state[i]) - exact, 2);
-      norm += exact * exact;
-    }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const double exact = wanted[i];
+    difference += std::pow(static_cast<double>(states[i]) - exact, 2);
+    norm += exact * exact;
   }
   return relative(std::sqrt(difference), std::sqrt(norm));
 }
@@ -133,7 +128,7 @@ GoldenCheck check_golden(const Model& model, const std::filesystem::path& path) 
     }
     for (Sequence& sequence : sequences) {
       if (t * sequence.width >= sequence.outputs.size()) continue;
-      const float* const output = decoder.tokens(sequence.layer).front().output;
+      const float* const output = decoder.token(sequence.layer, 0).output;
       const float* const wanted = sequence.outputs.data() + t * sequence.width;
       for (std::size_t i = 0; i < sequence.width; ++i) {
         include_worst(sequence.largest, std::abs(wanted[i]));
@@ -147,7 +142,7 @@ GoldenCheck check_golden(const Model& model, const std::filesystem::path& path) 
       const auto size = [](int count) { return static_cast<std::size_t>(count); };
       const std::vector<float> wanted =
           golden.tensor(name, {size(shape.heads), size(shape.d_k), size(shape.d_v)});
-      compare(check.states, state_difference(decoder.states(n), shape, wanted), wanted.size());
+      compare(check.states, state_difference(decoder.dense_states(n), wanted), wanted.size());
     }
   }
   for (const Sequence& sequence : sequences) {

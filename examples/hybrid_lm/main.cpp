@@ -38,8 +38,9 @@ struct SweepArguments {
 };
 
 struct GenerateArguments {
-  std::string prompt;
-  std::ptrdiff_t bytes = 400;
+  std::vector<std::string> prompts;
+  std::vector<std::ptrdiff_t> bytes{400};  // of all texts, or of each
+  std::ptrdiff_t threads = std::max(1u, std::thread::hardware_concurrency());
   SamplingOptions sampling;
   bool dense = false;
   bool compare = false;
@@ -179,48 +180,114 @@ int sweep_policies(const Model& model, const std::string& folder, SweepArguments
   return 0;
 }
 
-/// What factored states have changed while a text was written.
-class Comparison {
- public:
-  Comparison(const Model& model, Decoder& prompt) : model_(model), dense_(prompt) {}
-  void add(std::uint8_t byte, Decoder& factored, const Vector& logits) {
-    ++bytes_;
-    kl_ += kl_divergence(dense_.read(byte), logits);
-    ratio_ += state_bytes_in_use(model_, factored) / dense_state_bytes(model_);
+/// A text that is being written.
+struct Request {
+  std::string text;
+  std::ptrdiff_t left = 0;  // bytes to write
+  Sampler sample;
+  std::unique_ptr<Decoder> reader;  // dense
+  std::unique_ptr<Decoder> writer;
+  // Sums over the bytes of what factored states have changed, if the reader reads along.
+  double bytes = 0, kl = 0, ratio = 0;
+
+  bool ended() const { return left == 0; }
+  void compare(const Model& model) {
+    ++bytes;
+    kl += kl_divergence(reader->logits(), writer->logits());
+    ratio += state_bytes_in_use(model, *writer) / dense_state_bytes(model);
   }
-  void print() const {
-    if (bytes_ == 0) return;
-    std::printf(
-        "[%.2f of the dense states' bytes; KL %.1e nats a byte from the dense model on this "
-        "text]\n",
-        ratio_ / bytes_, kl_ / bytes_);
+  /// Frees its slots.
+  void end() {
+    reader.reset();
+    writer.reset();
+  }
+};
+
+/// Shows texts as far as they are written, one after the other.
+class Output {
+ public:
+  /// @returns whether there is somebody who reads it
+  bool show(const std::vector<Request>& requests) {
+    for (; text_ < requests.size(); ++text_, shown_ = 0) {
+      const Request& request = requests[text_];
+      if (text_ > 0 && shown_ == 0) std::fputc('\n', stdout);
+      std::fwrite(request.text.data() + shown_, 1, request.text.size() - shown_, stdout);
+      shown_ = request.text.size();
+      if (!request.ended()) break;
+      std::fputc('\n', stdout);
+      if (request.bytes == 0) continue;
+      std::printf(
+          "[%.2f of the dense states' bytes; KL %.1e nats a byte from the dense model on this "
+          "text]\n",
+          request.ratio / request.bytes, request.kl / request.bytes);
+    }
+    return std::fflush(stdout) == 0;
   }
 
  private:
-  const Model& model_;
-  Decoder dense_;
-  double bytes_ = 0, kl_ = 0, ratio_ = 0;
+  std::size_t text_ = 0;
+  std::size_t shown_ = 0;
 };
 
 int generate(const Model& model, const GenerateArguments& arguments, const Policies& policies) {
-  if (arguments.prompt.empty()) tools::refuse("--prompt", "a text", "an empty one");
-  Decoder reader(model);
-  const Vector* logits = nullptr;
-  for (const char c : arguments.prompt) logits = &reader.read(static_cast<std::uint8_t>(c));
-  Vector next = *logits;
-  Decoder writer = arguments.dense ? Decoder(reader) : Decoder(reader, policies);
-  std::unique_ptr<Comparison> comparison;
-  if (arguments.compare) comparison = std::make_unique<Comparison>(model, reader);
-  Sampler sample(arguments.sampling);
-  std::fputs(arguments.prompt.c_str(), stdout);
-  for (std::ptrdiff_t i = 0; i < arguments.bytes && std::fflush(stdout) == 0; ++i) {
-    const std::uint8_t byte = sample(next);
-    std::fputc(byte, stdout);
-    next = writer.read(byte);
-    if (comparison) comparison->add(byte, writer, next);
+  const std::size_t count = arguments.prompts.size();
+  for (const std::string& prompt : arguments.prompts) {
+    if (prompt.empty()) tools::refuse("--prompt", "a text", "an empty one");
   }
-  std::fputc('\n', stdout);
-  if (comparison) comparison->print();
+  if (arguments.bytes.size() != 1 && arguments.bytes.size() != count) {
+    tools::refuse("--bytes", "one number, or one for each --prompt",
+                  std::to_string(arguments.bytes.size()) + " for " + std::to_string(count));
+  }
+  const auto slots = static_cast<int>(count), threads = static_cast<int>(arguments.threads);
+  const auto dense = make_states(model, slots, threads);
+  const auto pools = arguments.dense ? dense : make_states(model, slots, threads, &policies);
+  std::vector<Request> requests;
+  for (std::size_t i = 0; i < count; ++i) {
+    requests.push_back({arguments.prompts[i], arguments.bytes[arguments.bytes.size() == 1 ? 0 : i],
+                        Sampler(arguments.sampling), std::make_unique<Decoder>(model, dense),
+                        nullptr});
+  }
+
+  std::vector<Decoder*> readers, writers;
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t i = 0; i == 0 || !readers.empty(); ++i) {
+    readers.clear();
+    bytes.clear();
+    for (const Request& request : requests) {
+      if (i >= request.text.size()) continue;
+      readers.push_back(request.reader.get());
+      bytes.push_back(static_cast<std::uint8_t>(request.text[i]));
+    }
+    Decoder::read_together(readers, bytes);
+  }
+  for (Request& request : requests) {
+    request.writer = arguments.dense ? std::move(request.reader)
+                                     : std::make_unique<Decoder>(*request.reader, pools);
+    if (!arguments.compare) request.reader.reset();
+    if (request.ended()) request.end();
+  }
+
+  Output output;
+  while (output.show(requests)) {
+    readers.clear();
+    writers.clear();
+    bytes.clear();
+    for (Request& request : requests) {
+      if (request.ended()) continue;
+      bytes.push_back(request.sample(request.writer->logits()));
+      request.text += static_cast<char>(bytes.back());
+      writers.push_back(request.writer.get());
+      if (request.reader) readers.push_back(request.reader.get());
+    }
+    if (writers.empty()) break;
+    Decoder::read_together(writers, bytes);
+    Decoder::read_together(readers, bytes);
+    for (Request& request : requests) {
+      if (request.ended()) continue;
+      if (request.reader) request.compare(model);
+      if (--request.left == 0) request.end();
+    }
+  }
   return 0;
 }
 
@@ -258,10 +325,9 @@ int write_trace(const Model& model, const std::string& folder, const std::string
   const int group = shape.heads / shape.key_heads;
   for (std::ptrdiff_t t = 0; t < bytes; ++t) {
     decoder.read(static_cast<std::uint8_t>(text[static_cast<std::size_t>(t)]));
-    const auto& heads = decoder.tokens(layer);
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const HeadToken& token = heads[h];
-      if (static_cast<int>(h) % group == 0) {
+    for (int h = 0; h < shape.heads; ++h) {
+      const HeadToken token = decoder.token(layer, h);
+      if (h % group == 0) {
         trace.q.insert(trace.q.end(), token.query, token.query + shape.d_k);
         trace.k.insert(trace.k.end(), token.key, token.key + shape.d_k);
       }
@@ -271,10 +337,7 @@ int write_trace(const Model& model, const std::string& folder, const std::string
       trace.beta.push_back(token.write_strength);
     }
   }
-  for (int h = 0; h < shape.heads; ++h) {
-    const std::vector<float> state = decoder.states(layer).dense(h);
-    trace.state_end.insert(trace.state_end.end(), state.begin(), state.end());
-  }
+  trace.state_end = decoder.dense_states(layer);
   tools::save_trace(file, trace);
   file.commit();
   std::printf("%s: %td tokens of layer %zu, %d heads\n", output.c_str(), bytes, layer, shape.heads);
@@ -363,14 +426,25 @@ Command add_sweep(CLI::App& app) {
 }
 
 Command add_generate(CLI::App& app) {
-  CLI::App* const command = app.add_subcommand("generate", "write on from a prompt");
+  CLI::App* const command =
+      app.add_subcommand("generate", "write on from a prompt, or from several at once");
   struct Arguments : GenerateArguments {
     PolicyArguments policies;
     explicit Arguments(CLI::App& app) : policies(app) {}
   };
   const auto a = std::make_shared<Arguments>(*command);
-  command->add_option("--prompt", a->prompt, "what the text begins with")->required();
-  add_number(command, "--bytes", a->bytes, "bytes to write")->capture_default_str();
+  command
+      ->add_option(
+          "--prompt", a->prompts,
+          "what the text begins with; can be repeated: the texts are decoded together, and "
+          "are what each would be alone")
+      ->required()
+      ->allow_extra_args(false);
+  command
+      ->add_option("--bytes", a->bytes, "bytes to write; repeated: of each prompt (default: 400)")
+      ->transform(tools::whole_number<std::ptrdiff_t>())
+      ->allow_extra_args(false);
+  add_number(command, "--threads", a->threads, "that decode")->capture_default_str();
   add_number(command, "--temperature", a->sampling.temperature, "0: always the likeliest byte")
       ->capture_default_str();
   add_number(command, "--top-p", a->sampling.top_p, "share of probability that is sampled from")
@@ -382,7 +456,11 @@ Command add_generate(CLI::App& app) {
   command->add_flag("--compare", a->compare,
                     "let the dense model read along, and say what differs");
   return {command, [=](const Model& model, const std::string&) {
-            tools::at_least("--bytes", 0, a->bytes);
+            for (const std::ptrdiff_t bytes : a->bytes) tools::at_least("--bytes", 0, bytes);
+            tools::at_least("--threads", 1, a->threads);
+            if (a->threads > 1024) {
+              tools::refuse("--threads", "at most 1024", std::to_string(a->threads));
+            }
             const SamplingOptions& sampling = a->sampling;
             if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
               tools::refuse("--temperature", "a number in [0, 100]",

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 namespace sinkstate::hybrid_lm {
 namespace {
@@ -110,93 +111,109 @@ Model load_model(const std::filesystem::path& folder) {
   return model;
 }
 
-Decoder::Decoder(const Model& model)
+Decoder::Decoder(const Model& model, std::shared_ptr<ModelStates> states)
     : model_(model),
-      memories_(model.layers.size()),
-      tokens_(model.layers.size()),
-      q_(model.layers.size()),
-      k_(model.layers.size()),
-      v_(model.layers.size()),
-      decay_(model.layers.size()),
-      strength_(model.layers.size()),
-      output_(model.layers.size()) {
+      states_(std::move(states)),
+      slot_(states_->admit()),
+      memories_(model.layers.size()) {
   for (std::size_t n = 0; n < memories_.size(); ++n) {
     const LayerWeights& layer = model.layers[n];
     if (layer.mixer == Mixer::attention) continue;
-    const HeadShape& shape = model.config.heads(layer.mixer);
-    LayerMemory& memory = memories_[n];
-    memory.q_past = Matrix::Zero(3, layer.q.rows());
-    memory.k_past = Matrix::Zero(3, layer.k.rows());
-    memory.v_past = Matrix::Zero(3, layer.v.rows());
-    memory.states = make_dense_states(layer.mixer, shape);
-    output_[n] = Vector::Zero(shape.heads * shape.d_v);
+    memories_[n].q_past = Matrix::Zero(3, layer.q.rows());
+    memories_[n].k_past = Matrix::Zero(3, layer.k.rows());
+    memories_[n].v_past = Matrix::Zero(3, layer.v.rows());
   }
 }
 
-Decoder::Decoder(Decoder& other, const Policies* policies) : Decoder(other.model_) {
-  position_ = other.position_;
-  for (std::size_t n = 0; n < memories_.size(); ++n) {
-    LayerMemory& to = memories_[n];
-    const LayerMemory& from = other.memories_[n];
-    to.q_past = from.q_past;
-    to.k_past = from.k_past;
-    to.v_past = from.v_past;
-    to.keys = from.keys;
-    to.values = from.values;
-    const LayerWeights& layer = model_.layers[n];
-    if (layer.mixer == Mixer::attention) continue;
-    const HeadShape& shape = model_.config.heads(layer.mixer);
-    LayerStates* const states = position_ > 0 ? from.states.get() : nullptr;
-    to.states = policies == nullptr
-                    ? make_dense_states(layer.mixer, shape, states)
-                    : make_factored_states(layer.mixer, shape, policies->of(layer.mixer),
-                                           layer.value_mean, states);
-  }
-}
+Decoder::Decoder(Decoder& other, std::shared_ptr<ModelStates> states)
+    : model_(other.model_),
+      states_(std::move(states)),
+      slot_(states_->admit(*other.states_, other.slot_, other.position_)),
+      memories_(other.memories_),
+      position_(other.position_),
+      logits_(other.logits_) {}
 
 const Vector& Decoder::read(std::uint8_t byte) {
-  residual_ = model_.embedding.row(byte).transpose();
-  for (std::size_t n = 0; n < model_.layers.size(); ++n) {
-    const LayerWeights& layer = model_.layers[n];
-    mix(n, rms_norm(residual_, layer.norm1));
-    residual_ += mixed_;
-    const Vector y = rms_norm(residual_, layer.norm2);
-    Vector hidden = silu(layer.gate * y);
-    hidden = hidden.cwiseProduct(layer.up * y);
-    residual_.noalias() += layer.down * hidden;
-  }
-  ++position_;
-  logits_.noalias() = model_.embedding * rms_norm(residual_, model_.final_norm);
-  if (!logits_.allFinite()) {
-    throw tools::ToolError("the logits behind byte " + std::to_string(position_) +
-                           " are not finite");
-  }
+  read_together({this}, {byte});
   return logits_;
 }
 
-void Decoder::mix(std::size_t n, const Vector& x) {
-  switch (model_.layers[n].mixer) {
-    case Mixer::gated_delta:
-    case Mixer::kimi_delta:
-      return delta_rule(n, x);
-    case Mixer::mamba2:
-      return mamba2(n, x);
-    case Mixer::attention:
-      return attention(n, x);
+void Decoder::read_together(const std::vector<Decoder*>& decoders,
+                            const std::vector<std::uint8_t>& bytes) {
+  if (decoders.empty()) return;
+  ModelStates& states = *decoders.front()->states_;
+  std::vector<std::int32_t> slots;
+  for (const Decoder* const decoder : decoders) {
+    if (decoder->states_.get() != &states) {
+      throw tools::ToolError("decoders that read together share their states");
+    }
+    slots.push_back(decoder->slot_);
+  }
+  const std::size_t count = decoders.size();
+  states.for_each(count, [&](std::size_t i) { decoders[i]->begin(bytes[i]); });
+  for (std::size_t n = 0; n < decoders.front()->model_.layers.size(); ++n) {
+    states.for_each(count, [&](std::size_t i) { decoders[i]->before_states(n); });
+    states.step(n, slots);
+    states.for_each(count, [&](std::size_t i) { decoders[i]->after_states(n); });
+  }
+  states.for_each(count, [&](std::size_t i) { decoders[i]->end(); });
+  for (const Decoder* const decoder : decoders) {
+    if (decoder->logits_.allFinite()) continue;
+    throw tools::ToolError("the logits behind byte " + std::to_string(decoder->position_) +
+                           " are not finite");
   }
 }
 
-void Decoder::delta_rule(std::size_t n, const Vector& x) {
+void Decoder::begin(std::uint8_t byte) { residual_ = model_.embedding.row(byte).transpose(); }
+
+void Decoder::before_states(std::size_t n) {
+  input_ = rms_norm(residual_, model_.layers[n].norm1);
+  switch (model_.layers[n].mixer) {
+    case Mixer::gated_delta:
+    case Mixer::kimi_delta:
+      return before_delta_rule(n);
+    case Mixer::mamba2:
+      return before_mamba2(n);
+    case Mixer::attention:
+      return;
+  }
+}
+
+void Decoder::after_states(std::size_t n) {
   const LayerWeights& layer = model_.layers[n];
+  switch (layer.mixer) {
+    case Mixer::gated_delta:
+    case Mixer::kimi_delta:
+      after_delta_rule(n);
+      break;
+    case Mixer::mamba2:
+      after_mamba2(n);
+      break;
+    case Mixer::attention:
+      attention(n);
+      break;
+  }
+  residual_ += mixed_;
+  const Vector y = rms_norm(residual_, layer.norm2);
+  Vector hidden = silu(layer.gate * y);
+  hidden = hidden.cwiseProduct(layer.up * y);
+  residual_.noalias() += layer.down * hidden;
+}
+
+void Decoder::end() {
+  ++position_;
+  logits_.noalias() = model_.embedding * rms_norm(residual_, model_.final_norm);
+}
+
+void Decoder::before_delta_rule(std::size_t n) {
+  const LayerWeights& layer = model_.layers[n];
+  const Vector& x = input_;
   LayerMemory& memory = memories_[n];
   const HeadShape& shape = model_.config.heads(layer.mixer);
   const bool kimi = layer.mixer == Mixer::kimi_delta;
-  Vector& q = q_[n];
-  Vector& k = k_[n];
-  Vector& v = v_[n];
-  q.noalias() = layer.q * x;
-  k.noalias() = layer.k * x;
-  v.noalias() = layer.v * x;
+  Vector q = layer.q * x;
+  Vector k = layer.k * x;
+  Vector v = layer.v * x;
   layer.q_conv(q, memory.q_past);
   layer.k_conv(k, memory.k_past);
   layer.v_conv(v, memory.v_past);
@@ -205,22 +222,25 @@ void Decoder::delta_rule(std::size_t n, const Vector& x) {
   q /= std::sqrt(static_cast<float>(shape.d_k));
 
   const Vector strength = (layer.strength * x).unaryExpr(&sigmoid);
-  Vector& decay = decay_[n];
-  decay = kimi ? Vector(layer.decay * (layer.decay_first * x)) : Vector(layer.decay * x);
+  Vector decay = kimi ? Vector(layer.decay * (layer.decay_first * x)) : Vector(layer.decay * x);
   const int decays = kimi ? shape.d_k : 1;
   for (Eigen::Index i = 0; i < decay.size(); ++i) {
     decay[i] = -layer.decay_scale[i / decays] * softplus(decay[i] + layer.decay_bias[i]);
   }
-  Vector& o = output_[n];
-  auto& tokens = tokens_[n];
-  tokens.clear();
-  for (int h = 0; h < shape.heads; ++h) {
-    const int key = shape.key_head(h) * shape.d_k;
-    tokens.push_back({k.data() + key, v.data() + h * shape.d_v, decay.data() + h * decays,
-                      strength[h], q.data() + key, o.data() + h * shape.d_v});
-  }
-  memory.states->step(tokens);
+  LayerTokens& tokens = states_->layer(n)->tokens();
+  tokens.queries.row(slot_) = q.transpose();
+  tokens.keys.row(slot_) = k.transpose();
+  tokens.values.row(slot_) = v.transpose();
+  tokens.log_decays.row(slot_) = decay.transpose();
+  tokens.write_strengths.row(slot_) = strength.transpose();
+}
 
+void Decoder::after_delta_rule(std::size_t n) {
+  const LayerWeights& layer = model_.layers[n];
+  const Vector& x = input_;
+  const HeadShape& shape = model_.config.heads(layer.mixer);
+  const bool kimi = layer.mixer == Mixer::kimi_delta;
+  const Vector o = states_->layer(n)->tokens().outputs.row(slot_).transpose();
   const Vector z = kimi ? Vector(layer.z * (layer.z_first * x)) : Vector(layer.z * x);
   const Vector gate = kimi ? Vector(z.unaryExpr(&sigmoid)) : silu(z);
   Vector y(o.size());
@@ -231,33 +251,36 @@ void Decoder::delta_rule(std::size_t n, const Vector& x) {
   mixed_.noalias() = layer.out * y.cwiseProduct(gate);
 }
 
-void Decoder::mamba2(std::size_t n, const Vector& x) {
+void Decoder::before_mamba2(std::size_t n) {
   const LayerWeights& layer = model_.layers[n];
+  const Vector& x = input_;
   const HeadShape& shape = model_.config.mamba2;
   const int values = shape.heads * shape.d_v;
   const int keys = shape.key_heads * shape.d_k;
-  Vector& xbc = v_[n];
-  xbc.noalias() = layer.v * x;
+  Vector xbc = layer.v * x;
   layer.v_conv(xbc, memories_[n].v_past);
+  const Vector dt = (layer.decay * x + layer.decay_bias).unaryExpr(&softplus);
 
-  Vector& decay = decay_[n];
-  strength_[n] = (layer.decay * x + layer.decay_bias).unaryExpr(&softplus);  // dt
-  decay = -layer.decay_scale.cwiseProduct(strength_[n]);
-  Vector& y = output_[n];
-  auto& tokens = tokens_[n];
-  tokens.clear();
-  for (int h = 0; h < shape.heads; ++h) {
-    const float* const b = xbc.data() + values + shape.key_head(h) * shape.d_k;
-    tokens.push_back({b, xbc.data() + h * shape.d_v, decay.data() + h, strength_[n][h], b + keys,
-                      y.data() + h * shape.d_v});
-  }
-  memories_[n].states->step(tokens);
+  LayerTokens& tokens = states_->layer(n)->tokens();
+  tokens.values.row(slot_) = xbc.head(values).transpose();
+  tokens.keys.row(slot_) = xbc.segment(values, keys).transpose();
+  tokens.queries.row(slot_) = xbc.tail(keys).transpose();
+  tokens.log_decays.row(slot_) = -layer.decay_scale.cwiseProduct(dt).transpose();
+  tokens.write_strengths.row(slot_) = dt.transpose();
+}
 
-  const Vector z = layer.z * x;
+void Decoder::after_mamba2(std::size_t n) {
+  const LayerWeights& layer = model_.layers[n];
+  const HeadShape& shape = model_.config.mamba2;
+  const int values = shape.heads * shape.d_v;
+  const LayerTokens& tokens = states_->layer(n)->tokens();
+  const Vector v = tokens.values.row(slot_).transpose();
+  const Vector y = tokens.outputs.row(slot_).transpose();
+  const Vector z = layer.z * input_;
   Vector u(values);
   for (int h = 0; h < shape.heads; ++h) {
     u.segment(h * shape.d_v, shape.d_v) =
-        y.segment(h * shape.d_v, shape.d_v) + layer.skip[h] * xbc.segment(h * shape.d_v, shape.d_v);
+        y.segment(h * shape.d_v, shape.d_v) + layer.skip[h] * v.segment(h * shape.d_v, shape.d_v);
   }
   u = u.cwiseProduct(silu(z));
   const int group = values / model_.config.norm_groups;
@@ -267,8 +290,9 @@ void Decoder::mamba2(std::size_t n, const Vector& x) {
   mixed_.noalias() = layer.out * u;
 }
 
-void Decoder::attention(std::size_t n, const Vector& x) {
+void Decoder::attention(std::size_t n) {
   const LayerWeights& layer = model_.layers[n];
+  const Vector& x = input_;
   LayerMemory& memory = memories_[n];
   const int heads = model_.config.attention_heads;
   const int width = model_.config.attention_width;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "replay/replay.hpp"
 #include "states.hpp"
 #include "weights.hpp"
 
@@ -55,11 +56,10 @@ struct Model {
 /// @throws tools::ToolError
 Model load_model(const std::filesystem::path& folder);
 
-/// What a layer remembers.
+/// What a layer remembers of a text beside its recurrent states.
 struct LayerMemory {
   Matrix q_past, k_past, v_past;  // of the convolutions
   Matrix keys, values;            // attention: positions x width, more rows than there are
-  std::unique_ptr<LayerStates> states;
 };
 
 /// One policy a kind of recurrent layer.
@@ -73,37 +73,64 @@ struct Policies {
   }
 };
 
-/// Reads a text byte by byte. Dense at first.
+/// Reads a text byte by byte. Its recurrent states have a slot in some that it may share with other
+/// decoders; those can then read together.
 class Decoder {
  public:
-  explicit Decoder(const Model& model);
-  /// The same text so far, dense.
-  explicit Decoder(Decoder& other) : Decoder(other, nullptr) {}
-  /// The same text so far, with the recurrent states compressed under a policy for each mixer.
-  Decoder(Decoder& other, const Policies& policies) : Decoder(other, &policies) {}
+  /// Alone, dense.
+  explicit Decoder(const Model& model) : Decoder(model, make_states(model, 1, 1)) {}
+  Decoder(const Model& model, std::shared_ptr<ModelStates> states);
+  /// The same text so far, alone, dense.
+  explicit Decoder(Decoder& other) : Decoder(other, make_states(other.model_, 1, 1)) {}
+  /// The same text so far, alone, with the recurrent states compressed under a policy for each mixer.
+  Decoder(Decoder& other, const Policies& policies)
+      : Decoder(other, make_states(other.model_, 1, 1, &policies)) {}
+  /// The same text so far, as `ModelStates::admit` takes it over.
+  Decoder(Decoder& other, std::shared_ptr<ModelStates> states);
+  Decoder& operator=(const Decoder&) = delete;
+  ~Decoder() { states_->release(slot_); }
 
   /// Logits of the byte after this one.
   /// @throws tools::ToolError when numbers overflow
   const Vector& read(std::uint8_t byte);
+  /// A byte each, of different decoders that share their states: logits are those that each would
+  /// have alone, to the bit.
+  static void read_together(const std::vector<Decoder*>& decoders,
+                            const std::vector<std::uint8_t>& bytes);
 
-  LayerStates& states(std::size_t layer) { return *memories_[layer].states; }
-  /// Tokens of the recurrence of the layer that was read last, for whoever wants to look.
-  const std::vector<HeadToken>& tokens(std::size_t layer) const { return tokens_[layer]; }
+  /// Behind the last byte.
+  const Vector& logits() const { return logits_; }
+  /// The recurrent states of a layer as heads x d_k x d_v numbers.
+  std::vector<float> dense_states(std::size_t layer) { return states_->dense(layer, slot_); }
+  StateCosts costs(std::size_t layer) const { return states_->layer(layer)->costs(slot_).means(); }
+  /// Of the layer's states at the last byte.
+  double state_bytes(std::size_t layer) const {
+    return states_->layer(layer)->costs(slot_).bytes();
+  }
+  /// Of the byte that was read last, in the recurrence of a layer, for whoever wants to look.
+  HeadToken token(std::size_t layer, int head) const {
+    return states_->layer(layer)->token(slot_, head);
+  }
 
  private:
-  Decoder(Decoder& other, const Policies* policies);
-  void mix(std::size_t layer, const Vector& x);
-  void delta_rule(std::size_t layer, const Vector& x);
-  void mamba2(std::size_t layer, const Vector& x);
-  void attention(std::size_t layer, const Vector& x);
+  void begin(std::uint8_t byte);
+  void before_states(std::size_t layer);
+  void after_states(std::size_t layer);
+  void end();
+  void before_delta_rule(std::size_t layer);
+  void after_delta_rule(std::size_t layer);
+  void before_mamba2(std::size_t layer);
+  void after_mamba2(std::size_t layer);
+  void attention(std::size_t layer);
 
   const Model& model_;
+  std::shared_ptr<ModelStates> states_;
+  int slot_;
   std::vector<LayerMemory> memories_;
   std::int64_t position_ = 0;
-  Vector residual_, mixed_, logits_;
-  // Inputs and outputs of the heads of every layer.
-  std::vector<std::vector<HeadToken>> tokens_;
-  std::vector<Vector> q_, k_, v_, decay_, strength_, output_;
+  // Of the whole model, and of the layer at work.
+  Vector residual_, logits_;
+  Vector input_, mixed_;
 };
 
 }  // namespace sinkstate::hybrid_lm

@@ -1,90 +1,73 @@
 #include "states.hpp"
 
 #include <algorithm>
-#include <sinkstate/model/update_rules.hpp>
+#include <string>
+#include <utility>
 
-#include "replay/any_state.hpp"
+#include "model.hpp"
+#include "replay/any_pool.hpp"
 #include "replay/dense_step.hpp"
 #include "replay/thread_time.hpp"
 
 namespace sinkstate::hybrid_lm {
 namespace {
 
-using tools::ReplayOptions;
 using tools::thread_seconds;
 
-/// Sums over tokens; the means are taken when asked for.
-class Costs {
- public:
-  explicit Costs(int heads)
-      : rank_(static_cast<std::size_t>(heads)), dense_(static_cast<std::size_t>(heads)) {}
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
-  void begin_token() {
-    ++tokens_;
-    bytes_ = 0;
-  }
-  void add_head(std::size_t head, double bytes, double rank, bool dense) {
-    bytes_ += bytes;
-    sums_.bytes_mean += bytes;
-    rank_[head] += rank;
-    dense_[head] += dense ? 1 : 0;
-  }
-  double bytes() const { return bytes_; }
-  void add_seconds(double step, double compaction) {
-    sums_.step_seconds += step;
-    sums_.compaction_seconds += compaction;
-  }
-  StateCosts means() const {
-    StateCosts costs = sums_;
-    const double tokens = std::max(1.0, tokens_);
-    costs.bytes_mean /= tokens;
-    for (const double rank : rank_) costs.rank_mean.push_back(rank / tokens);
-    for (const double dense : dense_) costs.dense_fallback.push_back(dense / tokens);
-    return costs;
-  }
-
- private:
-  double tokens_ = 0;
-  double bytes_ = 0;
-  std::vector<double> rank_, dense_;
-  StateCosts sums_;
-};
-
+/// States that are dense matrices.
 template <class Rule>
-class DenseStates : public LayerStates {
+class DenseLayer : public LayerStates {
  public:
-  DenseStates(const HeadShape& shape, LayerStates* from)
-      : shape_(shape),
-        heads_(static_cast<std::size_t>(shape.heads), tools::DenseStep<Rule>(shape.d_k, shape.d_v)),
-        costs_(shape.heads) {
-    for (int h = 0; h < shape.heads && from != nullptr; ++h) {
-      heads_[static_cast<std::size_t>(h)].state() = from->dense(h);
-    }
-  }
+  DenseLayer(Mixer mixer, const HeadShape& shape, int slots)
+      : LayerStates(mixer, shape, slots), texts_(index(slots)) {}
 
-  void step(const std::vector<HeadToken>& heads) override {
-    const double begin = thread_seconds();
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const HeadToken& token = heads[h];
-      heads_[h](token.key, token.value, token.log_decay, token.write_strength, token.query,
-                token.output);
-    }
-    costs_.add_seconds(thread_seconds() - begin, 0);
-    costs_.begin_token();
-    for (std::size_t h = 0; h < heads_.size(); ++h) {
-      costs_.add_head(h, 4.0 * shape_.d_k * shape_.d_v, std::min(shape_.d_k, shape_.d_v), true);
+  void admit(int slot) override {
+    texts_[index(slot)].assign(index(shape().heads),
+                               tools::DenseStep<Rule>(shape().d_k, shape().d_v));
+  }
+  void fork(int from, int to) override { texts_[index(to)] = texts_[index(from)]; }
+  void release(int slot) override {
+    LayerStates::release(slot);
+    texts_[index(slot)].clear();
+  }
+  void initialize(HostTeams&, int slot, const std::vector<float>& dense, std::int64_t) override {
+    auto first = dense.begin();
+    for (tools::DenseStep<Rule>& head : texts_[index(slot)]) {
+      const auto last = first + shape().d_k * shape().d_v;
+      head.state().assign(first, last);
+      first = last;
     }
   }
-  std::vector<float> dense(int head) override {
-    return heads_[static_cast<std::size_t>(head)].state();
+  std::vector<float> dense(HostTeams&, int slot) override {
+    std::vector<float> numbers;
+    for (tools::DenseStep<Rule>& head : texts_[index(slot)]) {
+      numbers.insert(numbers.end(), head.state().begin(), head.state().end());
+    }
+    return numbers;
   }
-  StateCosts costs() const override { return costs_.means(); }
-  double bytes() const override { return costs_.bytes(); }
+  void step(HostTeams& teams, const std::vector<std::int32_t>& slots) override {
+    teams.for_each(static_cast<Index>(slots.size()), [&](HostTeam&, Index i) {
+      const int slot = slots[static_cast<std::size_t>(i)];
+      const double begin = thread_seconds();
+      for (int h = 0; h < shape().heads; ++h) {
+        const HeadToken now = token(slot, h);
+        texts_[index(slot)][index(h)](now.key, now.value, now.log_decay, now.write_strength,
+                                      now.query, now.output);
+      }
+      CostSums& costs = costs_of(slot);
+      costs.add_seconds(thread_seconds() - begin, 0);
+      costs.begin_token();
+      for (int h = 0; h < shape().heads; ++h) {
+        costs.add_head(h, 4.0 * shape().d_k * shape().d_v, std::min(shape().d_k, shape().d_v),
+                       true);
+      }
+    });
+  }
 
  private:
-  HeadShape shape_;
-  std::vector<tools::DenseStep<Rule>> heads_;
-  Costs costs_;
+  std::vector<std::vector<tools::DenseStep<Rule>>> texts_;  // of each slot, its heads
 };
 
 void require_ok(Status status) {
@@ -99,80 +82,229 @@ tools::Rule rule_of(Mixer mixer) {
   return tools::Rule::mamba2;
 }
 
-class FactoredStates : public LayerStates {
+/// States under a policy, in a pool.
+class PooledLayer : public LayerStates {
  public:
-  FactoredStates(Mixer mixer, const HeadShape& shape, const ReplayOptions& options,
-                 const Matrix& directions, LayerStates* from)
-      : shape_(shape), directions_(directions), costs_(shape.heads) {
-    for (int h = 0; h < shape.heads; ++h) {
-      states_.push_back(tools::make_state(rule_of(mixer), options, shape.d_k, shape.d_v,
-                                          options.sink ? directions_.row(h).data() : nullptr));
-      if (h == 0) team_ = std::make_unique<HostTeam>(states_[0]->workspace_bytes());
-      if (from == nullptr) continue;
-      const std::vector<float> dense = from->dense(h);
-      RandomizedSvd method;
-      method.seed = options.seed;
-      require_ok(states_.back()->initialize(
-          *team_, MatrixView<const float>{dense.data(), shape.d_k, shape.d_v, shape.d_v}, method,
-          0.0f));
-    }
+  /// @param directions  v_mean, heads x d_v, which outlives it; used with options.sink
+  PooledLayer(Mixer mixer, const HeadShape& shape, int slots, const tools::ReplayOptions& options,
+              const Matrix& directions)
+      : LayerStates(mixer, shape, slots), seed_(options.seed), ones_(index(slots), 1) {
+    PoolConfig config;
+    config.state.d_k = shape.d_k;
+    config.state.d_v = shape.d_v;
+    config.slots = slots;
+    config.key_heads = shape.key_heads;
+    config.value_heads = shape.heads;
+    config.head_map = HeadMap::interleaved;  // as HeadShape::key_head
+    config.seed_stride = 0;                  // replay's heads have one seed too
+    pool_ = tools::make_pool(
+        rule_of(mixer), options, config,
+        {directions.data(), directions.rows(), directions.cols(), directions.cols()});
   }
 
-  void step(const std::vector<HeadToken>& heads) override {
+  void admit(int slot) override { require_ok(pool_->admit(slot)); }
+  void fork(int from, int to) override { require_ok(pool_->fork(from, to)); }
+  void release(int slot) override {
+    LayerStates::release(slot);
+    (void)pool_->release(slot);  // nothing can be done about it
+  }
+  void initialize(HostTeams& teams, int slot, const std::vector<float>& dense,
+                  std::int64_t tokens) override {
+    RandomizedSvd method;
+    method.seed = seed_;
+    require_ok(pool_->initialize(teams, slot, matrices(dense.data()), tokens, method));
+  }
+  std::vector<float> dense(HostTeams& teams, int slot) override {
+    std::vector<float> numbers(index(shape().heads * shape().d_k * shape().d_v));
+    require_ok(pool_->materialize(teams, slot, matrices(numbers.data())));
+    return numbers;
+  }
+  void step(HostTeams& teams, const std::vector<std::int32_t>& slots) override {
     const double begin = thread_seconds();
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      const HeadToken& token = heads[h];
-      require_ok(states_[h]->step(*team_,
-                                  {token.key, token.value, token.log_decay, token.write_strength},
-                                  token.query, token.output));
-    }
+    require_ok(pool_->step(teams, batch(slots)));
     const double stepped = thread_seconds();
-    count();
+    for (const int slot : slots) count(slot);
     const double counted = thread_seconds();
-    for (auto& state : states_) {
-      if (state->due()) require_ok(state->compact(*team_, nullptr));
+    require_ok(pool_->compact_due(teams, slots.data(), static_cast<Index>(slots.size())));
+    const double compacted = thread_seconds();
+    const double share = 1.0 / static_cast<double>(slots.size());
+    for (const int slot : slots) {
+      costs_of(slot).add_seconds(share * (stepped - begin), share * (compacted - counted));
     }
-    costs_.add_seconds(stepped - begin, thread_seconds() - counted);
   }
-  std::vector<float> dense(int head) override {
-    std::vector<float> matrix(static_cast<std::size_t>(shape_.d_k * shape_.d_v));
-    require_ok(states_[static_cast<std::size_t>(head)]->materialize(
-        *team_, MatrixView<float>{matrix.data(), shape_.d_k, shape_.d_v, shape_.d_v}, nullptr));
-    return matrix;
-  }
-  StateCosts costs() const override { return costs_.means(); }
-  double bytes() const override { return costs_.bytes(); }
+  std::size_t workspace_bytes() const override { return pool_->workspace_bytes(); }
 
  private:
-  void count() {
-    costs_.begin_token();
-    for (std::size_t h = 0; h < states_.size(); ++h) {
-      tools::AnyState& state = *states_[h];
-      costs_.add_head(h, static_cast<double>(state.bytes().total()),
-                      static_cast<double>(state.rank()), state.dense());
+  template <class T>
+  DenseStates<T> matrices(T* numbers) const {
+    return DenseStates<T>::keys_by_values(numbers, shape().d_k, shape().d_v);
+  }
+
+  /// One token of each text, in the row of its slot.
+  TokenBatch<float> batch(const std::vector<std::int32_t>& slots) {
+    LayerTokens& all = tokens();
+    const auto rows = [](auto& matrix, Index width) {
+      return HeadVectors<const float>{matrix.data(), matrix.cols(), width};
+    };
+    TokenBatch<float> batch;
+    batch.entries = static_cast<Index>(slots.size());
+    batch.slots = slots.data();
+    batch.starts = slots.data();
+    batch.counts = ones_.data();
+    batch.keys = rows(all.keys, shape().d_k);
+    batch.queries = rows(all.queries, shape().d_k);
+    batch.values = rows(all.values, shape().d_v);
+    batch.log_decays = rows(all.log_decays, all.log_decays.cols() / shape().heads);
+    batch.write_strengths = rows(all.write_strengths, 1);
+    batch.outputs = {all.outputs.data(), all.outputs.cols(), shape().d_v};
+    return batch;
+  }
+
+  void count(int slot) {
+    CostSums& costs = costs_of(slot);
+    costs.begin_token();
+    for (int h = 0; h < shape().heads; ++h) {
+      costs.add_head(h, static_cast<double>(pool_->bytes(slot, h).total()),
+                     static_cast<double>(pool_->rank(slot, h)), pool_->dense(slot, h));
     }
   }
 
-  HeadShape shape_;
-  Matrix directions_;
-  std::vector<std::unique_ptr<tools::AnyState>> states_;
-  std::unique_ptr<HostTeam> team_;
-  Costs costs_;
+  std::uint64_t seed_;
+  std::vector<std::int32_t> ones_;
+  std::unique_ptr<tools::AnyPool> pool_;
 };
+
+std::unique_ptr<LayerStates> make_dense_layer(Mixer mixer, const HeadShape& shape, int slots) {
+  if (mixer == Mixer::gated_delta) {
+    return std::make_unique<DenseLayer<GatedDelta>>(mixer, shape, slots);
+  }
+  if (mixer == Mixer::kimi_delta) {
+    return std::make_unique<DenseLayer<KimiDelta>>(mixer, shape, slots);
+  }
+  return std::make_unique<DenseLayer<Mamba2>>(mixer, shape, slots);
+}
+
+std::size_t largest_workspace(const std::vector<std::unique_ptr<LayerStates>>& layers) {
+  std::size_t bytes = 0;
+  for (const auto& layer : layers) {
+    if (layer) bytes = std::max(bytes, layer->workspace_bytes());
+  }
+  return bytes;
+}
 
 }  // namespace
 
-std::unique_ptr<LayerStates> make_dense_states(Mixer mixer, const HeadShape& shape,
-                                               LayerStates* from) {
-  if (mixer == Mixer::gated_delta) return std::make_unique<DenseStates<GatedDelta>>(shape, from);
-  if (mixer == Mixer::kimi_delta) return std::make_unique<DenseStates<KimiDelta>>(shape, from);
-  return std::make_unique<DenseStates<Mamba2>>(shape, from);
+void CostSums::begin_token() {
+  ++tokens_;
+  bytes_ = 0;
 }
 
-std::unique_ptr<LayerStates> make_factored_states(Mixer mixer, const HeadShape& shape,
-                                                  const ReplayOptions& options,
-                                                  const Matrix& directions, LayerStates* from) {
-  return std::make_unique<FactoredStates>(mixer, shape, options, directions, from);
+void CostSums::add_head(int head, double bytes, double rank, bool dense) {
+  bytes_ += bytes;
+  sums_.bytes_mean += bytes;
+  rank_[index(head)] += rank;
+  dense_[index(head)] += dense ? 1 : 0;
+}
+
+void CostSums::add_seconds(double step, double compaction) {
+  sums_.step_seconds += step;
+  sums_.compaction_seconds += compaction;
+}
+
+StateCosts CostSums::means() const {
+  StateCosts costs = sums_;
+  const double tokens = std::max(1.0, tokens_);
+  costs.bytes_mean /= tokens;
+  for (const double rank : rank_) costs.rank_mean.push_back(rank / tokens);
+  for (const double dense : dense_) costs.dense_fallback.push_back(dense / tokens);
+  return costs;
+}
+
+LayerStates::LayerStates(Mixer mixer, const HeadShape& shape, int slots)
+    : shape_(shape), costs_(index(slots), CostSums(shape.heads)) {
+  tokens_.keys = tokens_.queries = Matrix::Zero(slots, shape.key_heads * shape.d_k);
+  tokens_.values = tokens_.outputs = Matrix::Zero(slots, shape.heads * shape.d_v);
+  const int decays = mixer == Mixer::kimi_delta ? shape.d_k : 1;
+  tokens_.log_decays = Matrix::Zero(slots, shape.heads * decays);
+  tokens_.write_strengths = Matrix::Zero(slots, shape.heads);
+}
+
+void LayerStates::release(int slot) { costs_of(slot) = CostSums(shape_.heads); }
+
+HeadToken LayerStates::token(int slot, int head) {
+  const int key = shape_.key_head(head) * shape_.d_k;
+  const int value = head * shape_.d_v;
+  const Eigen::Index decays = tokens_.log_decays.cols() / shape_.heads;
+  return {&tokens_.keys(slot, key),
+          &tokens_.values(slot, value),
+          &tokens_.log_decays(slot, head * decays),
+          tokens_.write_strengths(slot, head),
+          &tokens_.queries(slot, key),
+          &tokens_.outputs(slot, value)};
+}
+
+ModelStates::ModelStates(std::vector<std::unique_ptr<LayerStates>> layers, int slots, int threads)
+    : layers_(std::move(layers)),
+      taken_(index(slots)),
+      teams_(threads, largest_workspace(layers_)) {}
+
+int ModelStates::free_slot() const {
+  const auto free = std::find(taken_.begin(), taken_.end(), false);
+  if (free == taken_.end()) {
+    throw tools::ToolError("wanted at most " + std::to_string(taken_.size()) + " texts at once");
+  }
+  return static_cast<int>(free - taken_.begin());
+}
+
+int ModelStates::admit() {
+  const int slot = free_slot();
+  for (const auto& layer : layers_) {
+    if (layer) layer->admit(slot);
+  }
+  taken_[index(slot)] = true;
+  return slot;
+}
+
+int ModelStates::admit(ModelStates& from, int slot, std::int64_t tokens) {
+  if (&from == this) {
+    const int copy = free_slot();
+    for (const auto& layer : layers_) {
+      if (layer) layer->fork(slot, copy);
+    }
+    taken_[index(copy)] = true;
+    return copy;
+  }
+  const int own = admit();
+  for (std::size_t n = 0; n < layers_.size() && tokens > 0; ++n) {
+    if (layers_[n]) layers_[n]->initialize(teams_, own, from.dense(n, slot), tokens);
+  }
+  return own;
+}
+
+void ModelStates::release(int slot) {
+  for (const auto& layer : layers_) {
+    if (layer) layer->release(slot);
+  }
+  taken_[index(slot)] = false;
+}
+
+std::shared_ptr<ModelStates> make_states(const Model& model, int slots, int threads,
+                                         const Policies* policies) {
+  std::vector<std::unique_ptr<LayerStates>> layers;
+  for (const LayerWeights& layer : model.layers) {
+    if (layer.mixer == Mixer::attention) {
+      layers.push_back(nullptr);
+      continue;
+    }
+    const HeadShape& shape = model.config.heads(layer.mixer);
+    if (policies == nullptr) {
+      layers.push_back(make_dense_layer(layer.mixer, shape, slots));
+    } else {
+      layers.push_back(std::make_unique<PooledLayer>(layer.mixer, shape, slots,
+                                                     policies->of(layer.mixer), layer.value_mean));
+    }
+  }
+  return std::make_shared<ModelStates>(std::move(layers), slots, threads);
 }
 
 }  // namespace sinkstate::hybrid_lm

@@ -1,19 +1,24 @@
 /// @file
-/// The recurrent states of a layer, dense or on sinkstate. It takes from
-/// replay the options of a command line, a state whose policy they choose (`any_state.hpp`, over the
-/// verbs of the library), and the dense step to compare with. An engine has its own of the three.
+/// The recurrent states of the model, for several texts at once: dense, or in pools of sinkstate. It
+/// takes from replay the options of a command line, a pool whose policy they choose (`any_pool.hpp`,
+/// over the verbs of the library), and the dense step to compare with. An engine has its own of the
+/// three.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <sinkstate/host/host_teams.hpp>
 #include <vector>
 
-#include "replay/replay.hpp"
 #include "weights.hpp"
 
 namespace sinkstate::hybrid_lm {
 
-/// What one token writes to, and asks of, one head.
+struct Model;
+struct Policies;
+
+/// What one token of a text writes to, and asks of, one head.
 struct HeadToken {
   const float* key;        // d_k
   const float* value;      // d_v
@@ -23,37 +28,118 @@ struct HeadToken {
   float* output;       // d_v
 };
 
-/// What the states of a layer have cost since they began to decode.
+/// The same of all heads of a layer and all texts, as projections leave it: a row for each slot.
+struct LayerTokens {
+  Matrix keys, queries;    // of key_heads x d_k
+  Matrix values, outputs;  // of heads x d_v
+  Matrix log_decays;       // of heads, or heads x d_k for Kimi Delta Attention
+  Matrix write_strengths;  // of heads
+};
+
+/// What the states of a text in a layer have cost since they began to decode.
 struct StateCosts {
-  double bytes_mean = 0;  // per token, of all heads
-  double step_seconds = 0;
+  double bytes_mean = 0;    // per token, of all heads
+  double step_seconds = 0;  // of the thread that reads; its share when texts are read together
   double compaction_seconds = 0;
   std::vector<double> rank_mean;       // per head; dense: min(d_k, d_v)
   std::vector<double> dense_fallback;  // per head, share of tokens
 };
 
-class LayerStates {
+/// Sums of them over tokens; the means are taken when asked for.
+class CostSums {
  public:
-  virtual ~LayerStates() = default;
-  /// One token of every head.
-  /// @throws tools::ToolError when a state overflows
-  virtual void step(const std::vector<HeadToken>& heads) = 0;
-  /// The state of a head as d_k x d_v numbers.
-  virtual std::vector<float> dense(int head) = 0;
-  virtual StateCosts costs() const = 0;
-  /// In use at the last token, of all heads.
-  virtual double bytes() const = 0;
+  explicit CostSums(int heads)
+      : rank_(static_cast<std::size_t>(heads)), dense_(static_cast<std::size_t>(heads)) {}
+
+  void begin_token();
+  void add_head(int head, double bytes, double rank, bool dense);
+  void add_seconds(double step, double compaction);
+  StateCosts means() const;
+  /// At the last token, of all heads.
+  double bytes() const { return bytes_; }
+
+ private:
+  double tokens_ = 0;
+  double bytes_ = 0;
+  std::vector<double> rank_, dense_;
+  StateCosts sums_;
 };
 
-/// States that are dense matrices, empty or equal to others.
-std::unique_ptr<LayerStates> make_dense_states(Mixer mixer, const HeadShape& shape,
-                                               LayerStates* from = nullptr);
+/// Of one layer, with a slot for each text.
+class LayerStates {
+ public:
+  LayerStates(Mixer mixer, const HeadShape& shape, int slots);
+  virtual ~LayerStates() = default;
 
-/// States under a policy, empty or compressed from others.
-/// @param directions  v_mean, heads x d_v; used with options.sink
-std::unique_ptr<LayerStates> make_factored_states(Mixer mixer, const HeadShape& shape,
-                                                  const tools::ReplayOptions& options,
-                                                  const Matrix& directions,
-                                                  LayerStates* from = nullptr);
+  /// Gives a free slot to a text, with empty states.
+  virtual void admit(int slot) = 0;
+  /// Gives it to an equal copy of another.
+  virtual void fork(int from, int to) = 0;
+  virtual void release(int slot);
+  /// Replaces the states of a text that has so many tokens by heads x d_k x d_v numbers.
+  virtual void initialize(HostTeams& teams, int slot, const std::vector<float>& dense,
+                          std::int64_t tokens) = 0;
+  /// These numbers.
+  virtual std::vector<float> dense(HostTeams& teams, int slot) = 0;
+  /// The token of every head of these texts that is in `tokens`, where the outputs go too.
+  /// @throws tools::ToolError when a state overflows
+  virtual void step(HostTeams& teams, const std::vector<std::int32_t>& slots) = 0;
+  /// Scratch of each team.
+  virtual std::size_t workspace_bytes() const { return 0; }
+
+  LayerTokens& tokens() { return tokens_; }
+  HeadToken token(int slot, int head);
+  const CostSums& costs(int slot) const { return costs_[static_cast<std::size_t>(slot)]; }
+
+ protected:
+  CostSums& costs_of(int slot) { return costs_[static_cast<std::size_t>(slot)]; }
+  const HeadShape& shape() const { return shape_; }
+
+ private:
+  HeadShape shape_;
+  LayerTokens tokens_;
+  std::vector<CostSums> costs_;
+};
+
+/// Of all layers, and the threads that work on them. One thread at a time uses it.
+class ModelStates {
+ public:
+  /// @param layers   as many as the model has; null for attention
+  /// @param threads  the caller's included
+  ModelStates(std::vector<std::unique_ptr<LayerStates>> layers, int slots, int threads);
+
+  /// A slot for a text.
+  /// @throws tools::ToolError when none is free
+  int admit();
+  /// A slot for a text that has states already: an equal copy when they are among these, otherwise
+  /// they are taken dense and compressed.
+  int admit(ModelStates& from, int slot, std::int64_t tokens);
+  void release(int slot);
+
+  /// Null for attention.
+  LayerStates* layer(std::size_t n) { return layers_[n].get(); }
+  std::vector<float> dense(std::size_t n, int slot) { return layers_[n]->dense(teams_, slot); }
+  void step(std::size_t n, const std::vector<std::int32_t>& slots) {
+    if (layers_[n]) layers_[n]->step(teams_, slots);
+  }
+  /// task(0) to task(count - 1), spread over the threads. They throw nothing.
+  template <class Task>
+  void for_each(std::size_t count, const Task& task) {
+    teams_.for_each(static_cast<Index>(count),
+                    [&](HostTeam&, Index i) { task(static_cast<std::size_t>(i)); });
+  }
+
+ private:
+  int free_slot() const;
+
+  std::vector<std::unique_ptr<LayerStates>> layers_;
+  std::vector<bool> taken_;
+  HostTeams teams_;
+};
+
+/// @param model     outlives them
+/// @param policies  of factored states, in pools; null: they are dense matrices
+std::shared_ptr<ModelStates> make_states(const Model& model, int slots, int threads,
+                                         const Policies* policies = nullptr);
 
 }  // namespace sinkstate::hybrid_lm

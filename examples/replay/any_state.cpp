@@ -3,7 +3,6 @@
 #include "state_of_policy.hpp"
 
 namespace sinkstate::tools {
-namespace {
 
 StateConfig config_of(const ReplayOptions& options, Index d_k, Index d_v) {
   StateConfig config;
@@ -22,8 +21,6 @@ StateConfig config_of(const ReplayOptions& options, Index d_k, Index d_v) {
   config.seed = options.seed;
   return config;
 }
-
-}  // namespace
 
 std::unique_ptr<AnyState> make_state(Rule rule, const ReplayOptions& options, Index d_k, Index d_v,
                                      const float* sink_direction) {

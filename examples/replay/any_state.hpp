@@ -37,6 +37,9 @@ class AnyState {
   virtual std::size_t workspace_bytes() = 0;
 };
 
+/// What the options say of a state of this shape.
+StateConfig config_of(const ReplayOptions& options, Index d_k, Index d_v);
+
 /// An empty state.
 /// @param sink_direction  d_v numbers that outlive it; used with `options.sink`
 std::unique_ptr<AnyState> make_state(Rule rule, const ReplayOptions& options, Index d_k, Index d_v,

@@ -1,12 +1,13 @@
 /// @file
-/// From the words of the command line to the types of the library. Each precision is compiled in a
-/// source file of its own.
+/// A state of one policy behind the interface for any. Each precision is compiled in a source file of
+/// its own.
 #pragma once
 
 #include <memory>
 #include <sinkstate/sinkstate.hpp>
 
 #include "any_state.hpp"
+#include "policy_of_options.hpp"
 
 namespace sinkstate::tools {
 
@@ -53,43 +54,12 @@ class StateOfPolicy : public AnyState {
 
 using MadeState = std::unique_ptr<AnyState>;
 
-template <class Precision, class RuleTag, class CompactionTag>
-MadeState make_state_with_sink(const ReplayOptions& options, const StateConfig& config,
-                               const float* direction) {
-  using Without = Policy<RuleTag, Host, Precision, CompactionTag, NoSink>;
-  using With = Policy<RuleTag, Host, Precision, CompactionTag, MeanValueSink>;
-  if (options.sink) return std::make_unique<StateOfPolicy<With>>(config, direction);
-  return std::make_unique<StateOfPolicy<Without>>(config, direction);
-}
-
-template <class Precision, class RuleTag>
-MadeState make_state_with_compaction(const ReplayOptions& options, const StateConfig& config,
-                                     const float* direction) {
-  switch (options.compaction) {
-    case Compaction::local_svd:
-      return make_state_with_sink<Precision, RuleTag, LocalSvd>(options, config, direction);
-    case Compaction::full_svd:
-      return make_state_with_sink<Precision, RuleTag, FullSvd>(options, config, direction);
-    case Compaction::fixed_rank:
-      return make_state_with_sink<Precision, RuleTag, FixedRank>(options, config, direction);
-    case Compaction::dense_buffered:
-      return make_state_with_sink<Precision, RuleTag, DenseBuffered>(options, config, direction);
-  }
-  return nullptr;
-}
-
 template <class Precision>
 MadeState make_state_with_rule(Rule rule, const ReplayOptions& options, const StateConfig& config,
                                const float* direction) {
-  switch (rule) {
-    case Rule::mamba2:
-      return make_state_with_compaction<Precision, Mamba2>(options, config, direction);
-    case Rule::gated_delta:
-      return make_state_with_compaction<Precision, GatedDelta>(options, config, direction);
-    case Rule::kimi_delta:
-      return make_state_with_compaction<Precision, KimiDelta>(options, config, direction);
-  }
-  return nullptr;
+  return with_policy<Precision>(rule, options, [&](auto chosen) -> MadeState {
+    return std::make_unique<StateOfPolicy<typename decltype(chosen)::Policy>>(config, direction);
+  });
 }
 
 extern template MadeState make_state_with_rule<Fp32>(Rule, const ReplayOptions&, const StateConfig&,

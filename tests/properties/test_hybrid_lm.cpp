@@ -1,5 +1,5 @@
-// The language model of the example: against the reference's numbers, dense against factored, and
-// what it refuses.
+// The language model of the example: against the reference's numbers, dense against factored, pools
+// against plain states, texts together against each alone, and what it refuses.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,9 +9,11 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hybrid_lm/evaluate.hpp"
@@ -20,6 +22,7 @@
 #include "hybrid_lm/report.hpp"
 #include "hybrid_lm/sampling.hpp"
 #include "hybrid_lm/sweep.hpp"
+#include "replay/any_state.hpp"
 #include "support/catch.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -70,6 +73,88 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+/// A part of the model's own text, some of which runs dense.
+struct Part {
+  std::size_t offset, prompt, bytes;
+
+  std::uint8_t byte(std::size_t i) const {
+    static const std::string text = contents(folder / "text.txt");
+    return static_cast<std::uint8_t>(text.at(offset + i));
+  }
+  std::uint8_t behind_prompt(std::size_t i) const { return byte(prompt + i); }
+  std::unique_ptr<Decoder> read_prompt() const {
+    auto reader = std::make_unique<Decoder>(model());
+    for (std::size_t i = 0; i < prompt; ++i) reader->read(byte(i));
+    return reader;
+  }
+};
+
+/// What pools are held against: the states of one text, each on its own and stepped by hand.
+class PlainLayer : public LayerStates {
+ public:
+  PlainLayer(const LayerWeights& layer, const tools::ReplayOptions& options)
+      : LayerStates(layer.mixer, model().config.heads(layer.mixer), 1), seed_(options.seed) {
+    const tools::Rule rule = layer.mixer == Mixer::gated_delta  ? tools::Rule::gated_delta
+                             : layer.mixer == Mixer::kimi_delta ? tools::Rule::kimi_delta
+                                                                : tools::Rule::mamba2;
+    for (int h = 0; h < shape().heads; ++h) {
+      heads_.push_back(tools::make_state(rule, options, shape().d_k, shape().d_v,
+                                         layer.value_mean.row(h).data()));
+    }
+    team_ = std::make_unique<HostTeam>(heads_.front()->workspace_bytes());
+  }
+
+  void admit(int) override {}
+  void fork(int, int) override { FAIL("not here"); }
+  void initialize(HostTeams&, int, const std::vector<float>& dense, std::int64_t) override {
+    RandomizedSvd method;
+    method.seed = seed_;
+    const float* next = dense.data();
+    for (auto& head : heads_) {
+      REQUIRE(head->initialize(*team_, {next, shape().d_k, shape().d_v, shape().d_v}, method, 0) ==
+              Status::ok);
+      next += shape().d_k * shape().d_v;
+    }
+  }
+  std::vector<float> dense(HostTeams&, int) override {
+    std::vector<float> numbers(heads_.size() * static_cast<std::size_t>(shape().d_k * shape().d_v));
+    float* next = numbers.data();
+    for (auto& head : heads_) {
+      REQUIRE(head->materialize(*team_, {next, shape().d_k, shape().d_v, shape().d_v}, nullptr) ==
+              Status::ok);
+      next += shape().d_k * shape().d_v;
+    }
+    return numbers;
+  }
+  void step(HostTeams&, const std::vector<std::int32_t>&) override {
+    costs_of(0).begin_token();
+    for (int h = 0; h < shape().heads; ++h) {
+      tools::AnyState& head = *heads_[static_cast<std::size_t>(h)];
+      const HeadToken now = token(0, h);
+      REQUIRE(head.step(*team_, {now.key, now.value, now.log_decay, now.write_strength}, now.query,
+                        now.output) == Status::ok);
+      costs_of(0).add_head(h, static_cast<double>(head.bytes().total()),
+                           static_cast<double>(head.rank()), head.dense());
+      if (head.due()) REQUIRE(head.compact(*team_, nullptr) == Status::ok);
+    }
+  }
+
+ private:
+  std::uint64_t seed_;
+  std::vector<std::unique_ptr<tools::AnyState>> heads_;
+  std::unique_ptr<HostTeam> team_;
+};
+
+std::shared_ptr<ModelStates> plain_states(const Policies& policies) {
+  std::vector<std::unique_ptr<LayerStates>> layers;
+  for (const LayerWeights& layer : model().layers) {
+    layers.push_back(layer.mixer == Mixer::attention
+                         ? nullptr
+                         : std::make_unique<PlainLayer>(layer, policies.of(layer.mixer)));
+  }
+  return std::make_shared<ModelStates>(std::move(layers), 1, 1);
+}
+
 }  // namespace
 
 TEST_CASE("hybrid_lm: what the reference computed") {
@@ -118,7 +203,7 @@ TEST_CASE("hybrid_lm: a golden file may be a part of one, or wrong") {
   for (const char c : text) {
     const Vector& row = decoder.read(static_cast<std::uint8_t>(c));
     logits.insert(logits.end(), row.data(), row.data() + row.size());
-    const float* const o = decoder.tokens(0).front().output;
+    const float* const o = decoder.token(0, 0).output;
     if (output.empty()) output.assign(o, o + 128);
   }
   SECTION("one part alone, and which") {
@@ -288,6 +373,115 @@ TEST_CASE("hybrid_lm: a decoder is a function of the text, to the bit") {
   }
   Decoder copy(one);
   CHECK(copy.read('.') == one.read('.'));
+}
+
+TEST_CASE("hybrid_lm: pools give what plain states give, to the bit") {
+  for (const char* const flags :
+       {"--epsilon 0.05", "--policy fixed-rank --rank 6 --sink",
+        "--policy full-svd --epsilon 0.1 --buffer 5 --storage fp8 --rounding stochastic",
+        "--policy dense-buffered",
+        "--sink --storage fp16 --no-dense-fallback --kda \"--policy fixed-rank --buffer 3\""}) {
+    INFO(flags);
+    const Policies policies = parse_policies("", flags);
+    for (const Part& part : {Part{500, 60, 50}, Part{2000, 0, 30}}) {
+      const auto prompt = part.read_prompt();
+      Decoder pooled(*prompt, policies), plain(*prompt, plain_states(policies));
+      bool same = true;
+      for (std::size_t i = 0; i < part.bytes; ++i) {
+        const Vector logits = pooled.read(part.behind_prompt(i));
+        same = same && logits == plain.read(part.behind_prompt(i));
+      }
+      CHECK(same);
+      for (std::size_t n = 0; n < model().layers.size(); ++n) {
+        if (model().layers[n].mixer == Mixer::attention) continue;
+        CHECK(pooled.dense_states(n) == plain.dense_states(n));
+        CHECK(pooled.state_bytes(n) == plain.state_bytes(n));
+        const StateCosts costs = pooled.costs(n), wanted = plain.costs(n);
+        CHECK(costs.bytes_mean == wanted.bytes_mean);
+        CHECK(costs.rank_mean == wanted.rank_mean);
+        CHECK(costs.dense_fallback == wanted.dense_fallback);
+      }
+    }
+  }
+}
+
+TEST_CASE("hybrid_lm: texts that are read together are what each is alone, to the bit") {
+  // The third begins when the first ends, in its slots.
+  const std::vector<Part> parts{{0, 40, 30}, {1000, 7, 55}, {3000, 90, 25}};
+  const Policies factored = parse_policies(
+      "",
+      "--epsilon 0.1 --gdn \"--policy fixed-rank --rank 9 --storage fp8 --rounding stochastic\"");
+  for (const Policies* const policies : {&factored, static_cast<const Policies*>(nullptr)}) {
+    INFO((policies == nullptr ? "dense" : "factored"));
+    std::vector<std::vector<Vector>> alone(parts.size());
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto prompt = parts[p].read_prompt();
+      Decoder decoder(*prompt, make_states(model(), 1, 1, policies));
+      for (std::size_t i = 0; i < parts[p].bytes; ++i) {
+        alone[p].push_back(decoder.read(parts[p].behind_prompt(i)));
+      }
+    }
+    for (const int threads : {1, 3}) {
+      INFO(threads << " threads");
+      const auto states = make_states(model(), 2, threads, policies);
+      std::vector<std::unique_ptr<Decoder>> decoders(parts.size());
+      std::vector<std::size_t> read(parts.size());
+      const auto begin = [&](std::size_t p) {
+        decoders[p] = std::make_unique<Decoder>(*parts[p].read_prompt(), states);
+      };
+      begin(0);
+      begin(1);
+      bool same = true;
+      for (;;) {
+        std::vector<std::size_t> running;
+        std::vector<Decoder*> group;
+        std::vector<std::uint8_t> bytes;
+        for (std::size_t p = 0; p < parts.size(); ++p) {
+          if (!decoders[p]) continue;
+          running.push_back(p);
+          group.push_back(decoders[p].get());
+          bytes.push_back(parts[p].behind_prompt(read[p]));
+        }
+        if (group.empty()) break;
+        Decoder::read_together(group, bytes);
+        for (const std::size_t p : running) {
+          same = same && decoders[p]->logits() == alone[p][read[p]];
+          if (++read[p] < parts[p].bytes) continue;
+          decoders[p].reset();
+          if (p == 0) begin(2);
+        }
+      }
+      CHECK(same);
+      for (std::size_t p = 0; p < parts.size(); ++p) CHECK(read[p] == parts[p].bytes);
+    }
+  }
+}
+
+TEST_CASE(
+    "hybrid_lm: a copy among the same states is an equal one, and there are as many as slots") {
+  const Part part{700, 30, 40};
+  const Policies policies = parse_policies("", "--epsilon 0.1");
+  const auto prompt = part.read_prompt();
+  for (const auto& states :
+       {make_states(model(), 2, 1, &policies), make_states(model(), 2, 1, nullptr)}) {
+    Decoder one(*prompt, states);
+    for (std::size_t i = 0; i < 13; ++i) one.read(part.behind_prompt(i));  // some are buffered
+    Decoder copy(one, states);
+    CHECK(copy.logits() == one.logits());
+    CHECK(contains(refusal([&] { Decoder third(one, states); }), "at most 2 texts at once"));
+    bool same = true;
+    for (std::size_t i = 13; i < part.bytes; ++i) {
+      Decoder::read_together({&one, &copy}, {part.behind_prompt(i), part.behind_prompt(i)});
+      same = same && one.logits() == copy.logits();
+    }
+    CHECK(same);
+    CHECK(one.read('a') != copy.read('b'));
+    Decoder other(model());
+    CHECK(contains(refusal([&] {
+                     Decoder::read_together({&one, &other}, {'a', 'a'});
+                   }),
+                   "share their states"));
+  }
 }
 
 TEST_CASE("hybrid_lm: sampling") {
@@ -472,7 +666,25 @@ TEST_CASE("hybrid_lm: the command line") {
   CHECK(contents(directory / "out") == written);
 
   CHECK(run("generate --prompt 'A letter' --bytes 40 --compare") == 0);
-  CHECK(contains(contents(directory / "out"), " of the dense states' bytes; KL "));
+  const std::string letter = contents(directory / "out");
+  CHECK(contains(letter, " of the dense states' bytes; KL "));
+  // Several texts are what each is alone, one below the other.
+  CHECK(run("generate --prompt 'The end' --bytes 25 --compare") == 0);
+  const std::string end = contents(directory / "out");
+  for (const char* const threads : {"1", "3"}) {
+    CHECK(
+        run(std::string("generate --prompt 'A letter' --prompt 'The end' --bytes 40 --bytes 25 ") +
+            "--compare --threads " + threads) == 0);
+    CHECK(contents(directory / "out") == letter + "\n" + end);
+  }
+  CHECK(run("generate --prompt 'A' --prompt 'An end' --bytes 0 --dense") == 0);
+  CHECK(contents(directory / "out") == "A\n\nAn end\n");
+  refused("generate --prompt x --prompt ''", "--prompt: wanted a text");
+  refused("generate --prompt x --prompt y --prompt z --bytes 1 --bytes 2",
+          "--bytes: wanted one number, or one for each --prompt, given 2 for 3");
+  refused("generate --prompt x --bytes -1", "--bytes: wanted at least 0");
+  refused("generate --prompt x --threads 0", "--threads: wanted at least 1");
+  refused("generate --prompt x --threads 5000", "--threads: wanted at most 1024");
   refused("generate --prompt x --dense --compare", "--dense: takes no policy");
 
   const std::string svg = (directory / "sweep.svg").string();
