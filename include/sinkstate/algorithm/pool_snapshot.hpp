@@ -273,12 +273,12 @@ class SnapshotReader {
   bool good_ = true;
 };
 
-/// Whether numbers or codes are finite, and no less than `least`.
+/// Whether numbers, or codes times their scale, are finite.
 template <class Stored, class Code>
-bool all_finite(const Code* codes, Index count) {
+bool all_finite(const Code* codes, Index count, float scale = 1.0f) {
   for (Index i = 0; i < count; ++i) {
     if constexpr (StoredAs<Stored>::narrow) {
-      if (!std::isfinite(widen<Stored>(codes[i]))) return false;
+      if (!std::isfinite(scale * widen<Stored>(codes[i]))) return false;
     } else {
       if (!std::isfinite(codes[i])) return false;
     }
@@ -289,6 +289,15 @@ template <class T>
 bool all_at_least_zero(const T* numbers, Index count) {
   for (Index i = 0; i < count; ++i) {
     if (!(numbers[i] >= T(0))) return false;
+  }
+  return true;
+}
+
+/// No number is larger than the one before it.
+template <class T>
+bool all_falling(const T* numbers, Index count) {
+  for (Index i = 1; i < count; ++i) {
+    if (!(numbers[i] <= numbers[i - 1])) return false;
   }
   return true;
 }
@@ -313,8 +322,9 @@ Status read_head(SnapshotReader& reader, const StateConfig& config, const Snapsh
   const bool form =
       dense ? h.rank == 0 : h.dense == 0 && h.rank >= 0 && Policy::Compaction::low_rank;
   if (!form || h.key_head < 0 || h.key_head >= header.key_heads || h.compactions < 0 ||
-      h.tokens < header.buffered || h.dense_age < 0 || h.settled_rank < 0 ||
-      h.settled_rank > largest_size) {
+      h.tokens < header.buffered || h.tokens > header.tokens ||
+      h.compactions > h.tokens - header.buffered || h.dense_age < 0 || h.dense_age > largest_size ||
+      h.settled_rank < 0 || h.settled_rank > largest_size) {
     return Status::damaged_snapshot;
   }
   // As much as a state of this configuration can have.
@@ -344,9 +354,28 @@ bool check_numbers(const StateConfig& config, const SnapshotHeader& header,
     int exponent = 0;
     scales = scales && std::isfinite(a.scales[i]) && std::frexp(a.scales[i], &exponent) == 0.5f;
   }
+  if constexpr (StoredAs<Stored>::scaled) {
+    // What a scale stands before: the sink, then keys and values in turn, or rows of a matrix.
+    const auto finite = [&](const auto* codes, Index count, Index place) {
+      return all_finite<Stored>(codes, count, a.scales[place]);
+    };
+    const Index sinks = Policy::Sink::present ? 1 : 0;
+    scales = scales && (sinks == 0 || finite(a.sink, config.d_k, 0));
+    const bool dense = read.head.dense == 1;
+    const Index width = dense ? config.d_v : config.d_k + config.d_v;
+    for (Index i = 0; scales && i < (dense ? config.d_k : Index{read.head.rank}); ++i) {
+      const auto* const row = a.body + i * width;
+      scales = dense ? finite(row, width, sinks + i)
+                     : finite(row, config.d_k, sinks + 2 * i) &&
+                           finite(row + config.d_k, config.d_v, sinks + 2 * i + 1);
+    }
+  }
+  // Compactions count on the order, where rounding has not changed it.
+  const bool falling = StoredAs<Stored>::narrow || all_falling(a.strengths, counts[5]);
   bool decays = true;
   for (Index i = 0; i < counts[1]; ++i) decays = decays && a.log_decays[i] <= T(0);
-  return scales && decays && all_finite<typename Policy::Buffered>(a.corrections, counts[0]) &&
+  return scales && falling && decays &&
+         all_finite<typename Policy::Buffered>(a.corrections, counts[0]) &&
          all_at_least_zero(a.certificates, counts[2]) && all_at_least_zero(a.masses, counts[3]) &&
          all_finite<Stored>(a.sink, counts[4]) && all_finite<T>(a.strengths, counts[5]) &&
          all_at_least_zero(a.strengths, counts[5]) && all_finite<Stored>(a.body, counts[6]);
@@ -420,19 +449,25 @@ Status for_each_head(const StatePoolView<Policy>& pool, const SnapshotBytes* pie
   for (Index p = 0; p < count; ++p) {
     ReadSnapshot<Policy> snapshot(pieces[p]);
     Status status = snapshot.open(pool.config, pieces[p], whole);
+    Index keys =
+        0;  // that heads have named so far, each for the first time after the one before it
     for (Index i = 0; status == Status::ok && i < snapshot.header.heads; ++i) {
       ReadHead<Policy> read;
       status = read_head(snapshot.reader, pool.config.state, snapshot.header, read);
-      if (status == Status::ok && whole &&
-          !check_numbers(pool.config.state, snapshot.header, read)) {
-        status = Status::damaged_snapshot;
+      if (status == Status::ok) {
+        keys += read.head.key_head == keys ? 1 : 0;
+        const bool good = read.head.key_head < keys &&
+                          (!whole || check_numbers(pool.config.state, snapshot.header, read));
+        if (!good) status = Status::damaged_snapshot;
       }
       if (status == Status::ok) {
         status = visit(snapshot, read, snapshot.header.first_head + i - pool.config.first_head);
       }
     }
     if (status != Status::ok) return status;
-    if (!snapshot.reader.at_end()) return Status::damaged_snapshot;
+    if (!snapshot.reader.at_end() || keys != snapshot.header.key_heads) {
+      return Status::damaged_snapshot;
+    }
   }
   return Status::ok;
 }
