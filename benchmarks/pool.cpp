@@ -1,5 +1,5 @@
-// Decode steps of a pool: what its component rows cost where they lie in order, where they lie anywhere,
-// and beside states that stand alone in one stretch each; on one thread and on two.
+// Decode steps of a pool: what its component rows cost where they lie in order, where they lie
+// anywhere, and beside states that stand alone in one stretch each; on one thread and on two.
 
 #include <benchmark/benchmark.h>
 
@@ -145,7 +145,8 @@ void step_pool(benchmark::State& bench) {
   count(bench, states, bytes_of<P>(ranks));
 }
 
-/// The same states, alone: one stretch each, exactly as long as its rank, as re-packed arrays have it.
+/// The same states, alone: one stretch each, exactly as long as its rank, as re-packed arrays have
+/// it.
 template <class Rule>
 void step_alone(benchmark::State& bench) {
   using P = Policy<Rule>;
@@ -213,8 +214,8 @@ void step_alone(benchmark::State& bench) {
   count(bench, states, bytes_of<P>(ranks));
 }
 
-/// What re-packed arrays cost beside that: after a compaction of all states, which have other ranks then,
-/// factors move to where they belong now. Once in a period.
+/// What re-packed arrays cost beside that: after a compaction of all states, which have other ranks
+/// then, factors move to where they belong now. Once in a period.
 template <class Rule>
 void repack(benchmark::State& bench) {
   using L = Layer<Rule>;

@@ -1,5 +1,5 @@
-// A layer of an engine that serves requests as they come and go: 4 slots, 8 value heads over 2 key heads.
-// README.md shows the part between the marks.
+// A layer of an engine that serves requests as they come and go: 4 slots, 8 value heads over 2 key
+// heads. README.md shows the part between the marks.
 
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +30,8 @@ struct Layer {
   ss::StatePoolView<Policy> pool = owner.view();
   ss::HostTeams teams{2, ss::workspace_bytes<Policy>(layer().state)};
 
-  // One token of each request in the batch: [entries, heads, numbers], contiguous here, any strides.
+  // One token of each request in the batch: [entries, heads, numbers], contiguous here, any
+  // strides.
   ss::Status decode(const std::vector<std::int32_t>& slots, const float* keys, const float* queries,
                     const float* values, const float* log_decays, const float* dt, float* outputs) {
     ss::TokenBatch<float> batch;

@@ -16,7 +16,8 @@ namespace {
 
 using Simple = Policy<LinearAttention, Host, Fp32, FullSvd>;
 
-// One head a slot, 12 x 7: nine terms at most need less than the matrix, which takes twelve half rows.
+// One head a slot, 12 x 7: nine terms at most need less than the matrix, which takes twelve half
+// rows.
 PoolConfig one_head(Index slots, Index quota, Index reserve) {
   PoolConfig config;
   config.state.d_k = 12;
@@ -106,7 +107,8 @@ TEST_CASE("row store: each row once, in any order", "[pool]") {
 }
 
 TEST_CASE("pool rows: who lacks them depends on the order, nobody within the quota", "[pool]") {
-  // Four terms each; two rows sure, three in common: the first has four, the second three, the third two.
+  // Four terms each; two rows sure, three in common: the first has four, the second three, the
+  // third two.
   OneHeadPool p(one_head(3, 2, 3));
   feed_units(p, 4, 3);
   const std::vector<Status> statuses = p.compact_all();
@@ -148,8 +150,8 @@ TEST_CASE("pool rows: a fork that needs more than the reserve has is refused who
   CHECK(report(p.pool).rows == 4);
 }
 
-// The singular value of a matrix may overflow while none of its entries does: a single state then goes
-// dense, and needs more rows than its rank and buffer said.
+// The singular value of a matrix may overflow while none of its entries does: a single state then
+// goes dense, and needs more rows than its rank and buffer said.
 TEST_CASE("pool rows: a state whose strengths overflow is tried again with more", "[pool]") {
   for (const Index reserve : {Index{4}, Index{3}}) {
     OneHeadPool p(one_head(1, 2, reserve));

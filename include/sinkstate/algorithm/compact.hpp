@@ -82,11 +82,11 @@ SINKSTATE_HOST_DEVICE bool fold_into_factors(Team& team, const SinkStateView<Pol
 /// strongest (or the sink); what is dropped has spectral norm at most that. LocalSvd decomposes the
 /// buffer with the `active` strongest terms only and drops by the same rule; norms of what it drops
 /// add up. All terms are decomposed when the rank has grown past what `recompress_growth` and
-/// `recompress_slack` allow, or when there are more than fit. If more are wanted even then, the body
-/// goes dense, exactly, or without `dense_fallback` loses its weakest terms. A dense body is tried in
-/// low-rank form again every `dense_retry` compactions and returns when three quarters of the
-/// capacity suffice. FixedRank keeps the `rank_cap` strongest terms, found by subspace iteration.
-/// DenseBuffered adds the buffer to the matrix.
+/// `recompress_slack` allow, or when there are more than fit. If more are wanted even then, the
+/// body goes dense, exactly, or without `dense_fallback` loses its weakest terms. A dense body is
+/// tried in low-rank form again every `dense_retry` compactions and returns when three quarters of
+/// the capacity suffice. FixedRank keeps the `rank_cap` strongest terms, found by subspace
+/// iteration. DenseBuffered adds the buffer to the matrix.
 ///
 /// @param report  if not null, what was done
 /// @returns overflow, workspace_too_small; ok without effect when nothing is buffered

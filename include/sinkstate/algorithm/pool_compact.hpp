@@ -16,8 +16,8 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// Component rows that a state may need to be compacted. A state whose strengths overflow needs more,
-/// and is tried again.
+/// Component rows that a state may need to be compacted. A state whose strengths overflow needs
+/// more, and is tried again.
 template <class Policy>
 Index rows_to_compact(const SinkStateView<Policy>& state) {
   using View = StatePoolView<Policy>;
@@ -26,12 +26,13 @@ Index rows_to_compact(const SinkStateView<Policy>& state) {
   return fits ? terms : View::most_rows(state.config);
 }
 
-/// Rewrites the bodies of many states, each with the component rows that it may need: docs/design.md,
-/// "Pools".
+/// Rewrites the bodies of many states, each with the component rows that it may need:
+/// docs/design.md, "Pools".
 ///
-/// In order, as many states as can have all that they may need are promised it; those work at once, and
-/// give back what is left over, before the next are served. One that cannot have it, and is first, gets
-/// what there is. So who lacks rows depends on the order alone, and nobody within its quota.
+/// In order, as many states as can have all that they may need are promised it; those work at once,
+/// and give back what is left over, before the next are served. One that cannot have it, and is
+/// first, gets what there is. So who lacks rows depends on the order alone, and nobody within its
+/// quota.
 ///
 /// @param count    of states
 /// @param slot_of  slot_of(i): of state i, or -1 when it is to be left out; head is i % value_heads
@@ -78,7 +79,8 @@ void rewrite_bodies(Teams& teams, const StatePoolView<Policy>& pool, Index count
   }
 }
 
-/// Whether the rank of a state was cut for want of component rows, and not by its own configuration.
+/// Whether the rank of a state was cut for want of component rows, and not by its own
+/// configuration.
 template <class Policy>
 bool lacked_rows(const SinkStateView<Policy>& state, const CompactionReport& done) {
   using State = SinkStateView<Policy>;
@@ -153,17 +155,17 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 
 }  // namespace detail
 
-/// Folds the buffers of requests into their bodies: `compact` on every head, to the bit, as long as a
-/// state has the component rows that it needs. One that lacks them drops its weakest terms (truncated);
-/// within the quota none does.
+/// Folds the buffers of requests into their bodies: `compact` on every head, to the bit, as long as
+/// a state has the component rows that it needs. One that lacks them drops its weakest terms
+/// (truncated); within the quota none does.
 ///
 /// @param slots     entries; padding is skipped
 /// @param statuses  if not null, one for each entry: invalid_slot (also for a slot named twice),
 ///                  draft_open, truncated, overflow, workspace_too_small. A slot of which a head
-///                  overflows goes no further until it is released or reset: `step` and `compact` answer
-///                  with the same status.
-/// @param reports   if not null, entries x value_heads; of states that had nothing to do, nothing is
-///                  written
+///                  overflows goes no further until it is released or reset: `step` and `compact`
+///                  answer with the same status.
+/// @param reports   if not null, entries x value_heads; of states that had nothing to do, nothing
+///                  is written
 /// @returns the first status that is not ok
 /// Allocates nothing. The work of `compact` on single states.
 template <class Teams, class Policy>

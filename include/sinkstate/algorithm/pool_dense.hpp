@@ -34,16 +34,16 @@ struct DenseStates {
   }
 };
 
-/// Replaces the states of a request by dense matrices, each compressed as `initialize` does: at the end
-/// of a prefill, or of a further prompt, to which `materialize` is the way out.
+/// Replaces the states of a request by dense matrices, each compressed as `initialize` does: at the
+/// end of a prefill, or of a further prompt, to which `materialize` is the way out.
 ///
 /// @param slot          in use
 /// @param tokens        that the dense states have seen
-/// @param certificates  value_heads numbers: how far the dense states themselves may be from exact ones,
-///                      as `materialize` reports it; null: exact
+/// @param certificates  value_heads numbers: how far the dense states themselves may be from exact
+///                      ones, as `materialize` reports it; null: exact
 /// @returns invalid_slot, draft_open, invalid_argument (tokens, method or a certificate);
-///          non_finite_input; truncated as in `compact`; overflow, workspace_too_small, after which the
-///          slot goes no further until it is released or reset
+///          non_finite_input; truncated as in `compact`; overflow, workspace_too_small, after which
+///          the slot goes no further until it is released or reset
 /// Allocates nothing.
 template <class Teams, class Policy, class Method = RandomizedSvd>
 Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
@@ -96,7 +96,8 @@ Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
 
 /// The states of a request as dense matrices, pending decays applied; the states are unchanged.
 ///
-/// @param certificates  if not null, value_heads numbers as `materialize` on single states reports them
+/// @param certificates  if not null, value_heads numbers as `materialize` on single states reports
+///                      them
 /// @returns invalid_slot, overflow, workspace_too_small; heads may have been written then
 template <class Teams, class Policy>
 Status materialize(Teams& teams, StatePoolView<Policy> pool, Index slot,

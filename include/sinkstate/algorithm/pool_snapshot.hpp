@@ -33,8 +33,8 @@ struct SnapshotBytes {
 
 namespace detail {
 
-/// docs/snapshot.md describes the format. All numbers are as the machine has them; `byte_order` tells
-/// whether another would read them differently.
+/// docs/snapshot.md describes the format. All numbers are as the machine has them; `byte_order`
+/// tells whether another would read them differently.
 struct SnapshotHeader {
   static constexpr char expected_magic[8] = {'s', 'i', 'n', 'k', 's', 't', 'a', 't'};
   static constexpr std::uint32_t expected_version = 1;
@@ -131,7 +131,8 @@ struct SnapshotArrays {
   }
 };
 
-/// Value heads [first, first + count): how many key heads they read, and which of those head h does.
+/// Value heads [first, first + count): how many key heads they read, and which of those head h
+/// does.
 inline Index key_heads_of(const PoolConfig& config, const HeadRange& range) {
   if (config.head_map == HeadMap::tiled) {
     return range.count < config.key_heads ? range.count : config.key_heads;
@@ -243,8 +244,8 @@ void write_snapshot(const StatePoolView<Policy>& pool, Index slot, const HeadRan
   }
 }
 
-/// Takes arrays from bytes that nobody vouches for: never past their end, and what is between two arrays
-/// must be zero.
+/// Takes arrays from bytes that nobody vouches for: never past their end, and what is between two
+/// arrays must be zero.
 class SnapshotReader {
  public:
   explicit SnapshotReader(const SnapshotBytes& bytes) : bytes_(bytes) {}
@@ -442,7 +443,8 @@ struct ReadSnapshot {
   }
 };
 
-/// One head of the pieces of a request, as the pool numbers it; outside its range if it has no such head.
+/// One head of the pieces of a request, as the pool numbers it; outside its range if it has no such
+/// head.
 template <class Policy, class Visit>
 Status for_each_head(const StatePoolView<Policy>& pool, const SnapshotBytes* pieces, Index count,
                      bool whole, const Visit& visit) {
@@ -595,8 +597,8 @@ void restore_head(const StatePoolView<Policy>& pool, Index slot, Index h,
 
 }  // namespace detail
 
-/// Bytes that `snapshot` will write now: they grow with the ranks. 0 for a slot that is not in use, or a
-/// range that the pool does not have.
+/// Bytes that `snapshot` will write now: they grow with the ranks. 0 for a slot that is not in use,
+/// or a range that the pool does not have.
 template <class Policy>
 std::size_t snapshot_bytes(StatePoolView<Policy> pool, Index slot,
                            const HeadRange& range) noexcept {
@@ -611,13 +613,15 @@ std::size_t snapshot_bytes(StatePoolView<Policy> pool, Index slot) noexcept {
   return snapshot_bytes(pool, slot, {0, pool.config.value_heads});
 }
 
-/// Writes a request, or a range of its heads, as bytes from which `restore` makes it again to the bit,
-/// here or in another process: body, pending tokens, certificate and counters (docs/snapshot.md).
+/// Writes a request, or a range of its heads, as bytes from which `restore` makes it again to the
+/// bit, here or in another process: body, pending tokens, certificate and counters
+/// (docs/snapshot.md).
 ///
 /// @param memory  `snapshot_bytes` bytes, aligned to 64, apart from the pool
 /// @returns invalid_slot; invalid_argument for a range that the pool does not have, or memory null,
 ///          misaligned or too small; the status of a compaction or initialisation that has failed
-/// The request is unchanged and goes on independently. O(value_heads (d_k + d_v) (rank + buffered)).
+/// The request is unchanged and goes on independently. O(value_heads (d_k + d_v) (rank +
+/// buffered)).
 template <class Policy>
 Status snapshot(StatePoolView<Policy> pool, Index slot, const HeadRange& range, void* memory,
                 std::size_t size) noexcept {
@@ -642,15 +646,18 @@ Status snapshot(StatePoolView<Policy> pool, Index slot, void* memory, std::size_
   return snapshot(pool, slot, {0, pool.config.value_heads}, memory, size);
 }
 
-/// Makes a request what snapshots say, whether the slot was free or not. No draft is open in it then.
+/// Makes a request what snapshots say, whether the slot was free or not. No draft is open in it
+/// then.
 ///
-/// @param pieces  snapshots that together have each head of this pool once; they may have more heads, so
-///                that a whole layer can be restored into a part of it, and parts into the whole. Policy,
-///                shape and sink directions are those of this pool; epsilon, caps and seeds may differ.
-/// @param tokens  that the request has seen, by the caller's own count: snapshots of another count are
-///                refused
-/// @returns invalid_slot; invalid_argument (misaligned or null bytes); damaged_snapshot, wrong_snapshot;
-///          pool_exhausted. Any bytes may be given: unless the result is ok, nothing has changed.
+/// @param pieces  snapshots that together have each head of this pool once; they may have more
+///                heads, so that a whole layer can be restored into a part of it, and parts into
+///                the whole. Policy, shape and sink directions are those of this pool; epsilon,
+///                caps and seeds may differ.
+/// @param tokens  that the request has seen, by the caller's own count: snapshots of another count
+///                are refused
+/// @returns invalid_slot; invalid_argument (misaligned or null bytes); damaged_snapshot,
+///          wrong_snapshot; pool_exhausted. Any bytes may be given: unless the result is ok,
+///          nothing has changed.
 /// Allocates nothing. O(bytes).
 template <class Policy>
 Status restore(StatePoolView<Policy> pool, Index slot, const SnapshotBytes* pieces, Index count,

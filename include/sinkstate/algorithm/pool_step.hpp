@@ -28,9 +28,9 @@ struct HeadVectors {
 
 /// What a batch of requests writes and asks. Arrays belong to the caller.
 ///
-/// Entry b has `count(b)` consecutive tokens, the rows from `start(b)` on of each tensor: one for each
-/// entry as it is; `tokens` for each; up to `tokens`, as `counts` says, in a padded batch; or as the
-/// running sum `starts` says in a packed one.
+/// Entry b has `count(b)` consecutive tokens, the rows from `start(b)` on of each tensor: one for
+/// each entry as it is; `tokens` for each; up to `tokens`, as `counts` says, in a padded batch; or
+/// as the running sum `starts` says in a packed one.
 template <class T>
 struct TokenBatch {
   Index entries = 0;
@@ -122,7 +122,8 @@ SINKSTATE_HOST_DEVICE Status check_tokens(Team& team, const StatePoolView<Policy
   return Status::ok;
 }
 
-/// Buffers the keys of an entry behind those of the slot, where nobody reads before the cursors move.
+/// Buffers the keys of an entry behind those of the slot, where nobody reads before the cursors
+/// move.
 template <class Team, class Policy, class T>
 SINKSTATE_HOST_DEVICE void write_keys(Team& team, const StatePoolView<Policy>& pool,
                                       const TokenBatch<T>& batch, Index b) {
@@ -151,8 +152,8 @@ SINKSTATE_HOST_DEVICE Status step_head(Team& team, const StatePoolView<Policy>& 
   return Status::ok;
 }
 
-/// Announces to a team what it will read when it steps the state after the one at hand, and of the one
-/// after that the few lines that must be there by then to do the same for it.
+/// Announces to a team what it will read when it steps the state after the one at hand, and of the
+/// one after that the few lines that must be there by then to do the same for it.
 template <class Team, class Policy, class T>
 void expect_heads(Team& team, const StatePoolView<Policy>& pool, const TokenBatch<T>& batch,
                   Index i) {
@@ -207,21 +208,22 @@ class BatchStatus {
 
 }  // namespace detail
 
-/// Advances the states of a batch of requests and reads them: `step` on every head, to the bit, whatever
-/// else is in the batch and however many threads there are.
+/// Advances the states of a batch of requests and reads them: `step` on every head, to the bit,
+/// whatever else is in the batch and however many threads there are.
 ///
-/// An entry is applied with all its tokens and heads or, unless its status is ok, not at all. Padding is
-/// skipped. Only outputs of tokens that are applied are written (when a result overflows, some of that
-/// entry's may have been). An entry that writes another slot than it reads forks first; what the slot
-/// written held is released. Several entries may read one slot, none may write one that another writes,
-/// or reads without writing it itself.
+/// An entry is applied with all its tokens and heads or, unless its status is ok, not at all.
+/// Padding is skipped. Only outputs of tokens that are applied are written (when a result
+/// overflows, some of that entry's may have been). An entry that writes another slot than it reads
+/// forks first; what the slot written held is released. Several entries may read one slot, none may
+/// write one that another writes, or reads without writing it itself.
 ///
 /// @param teams     `HostTeams`, or what else has its `for_each`; `workspace_bytes<Policy>` each
 /// @param batch     inputs and outputs lie apart from each other and from the pool
-/// @param statuses  if not null, one for each entry; padding is ok. invalid_slot, invalid_argument (a
-///                  count below 0 or more than an empty buffer holds), buffer_full, non_finite_input,
-///                  positive_log_decay, overflow, workspace_too_small, pool_exhausted (of a fork), or
-///                  the status of a compaction or initialisation that has failed
+/// @param statuses  if not null, one for each entry; padding is ok. invalid_slot, invalid_argument
+///                  (a count below 0 or more than an empty buffer holds), buffer_full,
+///                  non_finite_input, positive_log_decay, overflow, workspace_too_small,
+///                  pool_exhausted (of a fork), or the status of a compaction or initialisation
+///                  that has failed
 /// @returns the first status that is not ok
 /// Allocates nothing. The work of `step` on single states.
 template <class Teams, class Policy>

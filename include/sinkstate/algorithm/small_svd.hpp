@@ -50,7 +50,8 @@ SINKSTATE_HOST_DEVICE JacobiOutcome<T> one_sided_jacobi(Team& team, MatrixView<T
   const Index n = g.rows;
   const Index m = g.cols;
   // The relative test of Demmel and Veselic. A product of length m is not known better than this;
-  // where T is wider than `unit` it is, and few roundoffs are left, since cosines add up over pairs.
+  // where T is wider than `unit` it is, and few roundoffs are left, since cosines add up over
+  // pairs.
   const T known = unit_roundoff<T> * std::sqrt(static_cast<T>(m < 4 ? 4 : m));
   const T tolerance = 2 * unit > known ? 2 * unit : known;
   if (y.data != nullptr) {

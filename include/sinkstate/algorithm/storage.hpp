@@ -1,5 +1,6 @@
 /// @file
-/// Between the numbers that are stored and those that are computed with: docs/numerics.md, section 11.
+/// Between the numbers that are stored and those that are computed with: docs/numerics.md, section
+/// 11.
 #pragma once
 
 #include <cmath>

@@ -38,7 +38,8 @@ struct CurrentTerms {
 };
 
 /// Writes term i of the body, decayed, to a row of the list. A decay that is one number goes into
-/// the weight and leaves the vectors as they are; where channels differ the key is normalised again.
+/// the weight and leaves the vectors as they are; where channels differ the key is normalised
+/// again.
 template <class Team, class Policy, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void gather_body_term(Team& team, const SinkStateView<Policy>& state,
                                             CurrentTerms<Policy>& terms, Index i, Index row) {

@@ -11,9 +11,9 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// Four lanes of FNV-1a over words of 64 bits, joined by a fifth: every word goes through steps that lose
-/// nothing, so that one changed word always shows. Bytes beyond the last whole word count as one padded
-/// with zeros.
+/// Four lanes of FNV-1a over words of 64 bits, joined by a fifth: every word goes through steps
+/// that lose nothing, so that one changed word always shows. Bytes beyond the last whole word count
+/// as one padded with zeros.
 inline std::uint64_t checksum(const void* data, std::size_t size) {
   constexpr std::uint64_t prime = 0x100000001b3;
   std::uint64_t lanes[4] = {0xcbf29ce484222325, 0x9ae16a3b2f90404f, 0xc3a5c85c97cb3127,

@@ -12,8 +12,8 @@ SINKSTATE_NAMESPACE_BEGIN
 /// Rows of contiguous numbers over pieces of equal length, `stride` apart; a piece holds one row or
 /// several. It owns nothing and is copied freely.
 ///
-/// Without a list the pieces follow one another, as in a `MatrixView`. With one, row i lies in piece
-/// `list[i / rows_per_piece]`: that is how states of a pool share one store.
+/// Without a list the pieces follow one another, as in a `MatrixView`. With one, row i lies in
+/// piece `list[i / rows_per_piece]`: that is how states of a pool share one store.
 template <class T>
 struct ListedRows {
   T* data = nullptr;

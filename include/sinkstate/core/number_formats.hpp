@@ -168,8 +168,8 @@ SINKSTATE_HOST_DEVICE typename Format::Code round_to_nearest(float value) {
 }
 
 /// One of the two neighbours in a format, the nearer one with the greater probability, so that the
-/// mean over all random words is the value (to 2^-32 of the distance). What is too large becomes the
-/// largest number; infinity and NaN are as in `round_to_nearest`.
+/// mean over all random words is the value (to 2^-32 of the distance). What is too large becomes
+/// the largest number; infinity and NaN are as in `round_to_nearest`.
 ///
 /// @param random  a uniform word, such as of `Philox`: the same word, the same result everywhere
 template <class Format>

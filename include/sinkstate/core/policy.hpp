@@ -15,8 +15,8 @@ SINKSTATE_NAMESPACE_BEGIN
 /// which each compaction rounds them, and buffered tokens in `BufferedType`. Strengths, log decays
 /// and the certificate, which counts all rounding, are of the arithmetic type.
 ///
-/// @tparam StoredType    ComputeType, or over float: Float16, BFloat16, Float8E4M3 (a power of two as
-///                       scale a vector)
+/// @tparam StoredType    ComputeType, or over float: Float16, BFloat16, Float8E4M3 (a power of two
+///                       as scale a vector)
 /// @tparam BufferedType  ComputeType, or over float: Float16, BFloat16. Keys that an engine has in
 ///                       this format are held exactly, corrections are rounded to nearest.
 template <class ComputeType, class StoredType = ComputeType, class BufferedType = ComputeType>
@@ -48,7 +48,8 @@ using Fp8 = Precision<float, Float8E4M3>;
 
 /// Compaction by the singular value decomposition of the strongest terms and the buffer (paper 1,
 /// section 4.2): the other terms stay frozen until they have become too many. The rank adapts to
-/// each state, and a state whose rank does not pay is kept in dense form. The policy to decode with.
+/// each state, and a state whose rank does not pay is kept in dense form. The policy to decode
+/// with.
 struct LocalSvd {
   static constexpr bool low_rank = true;
   static constexpr bool adaptive = true;
@@ -61,8 +62,8 @@ struct FullSvd {
   static constexpr bool adaptive = true;
 };
 
-/// Compaction to a fixed rank by subspace iteration from the terms kept last (paper 2, section 5.1):
-/// a state of a fixed size, never dense.
+/// Compaction to a fixed rank by subspace iteration from the terms kept last (paper 2, section
+/// 5.1): a state of a fixed size, never dense.
 struct FixedRank {
   static constexpr bool low_rank = true;
   static constexpr bool adaptive = false;

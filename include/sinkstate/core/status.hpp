@@ -6,9 +6,9 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// Outcome of a verb that works on a state. Whenever it is neither `ok` nor `truncated`, the state is
-/// as it was before the call, and no output was written (of several rows the first may have been,
-/// where a verb says so).
+/// Outcome of a verb that works on a state. Whenever it is neither `ok` nor `truncated`, the state
+/// is as it was before the call, and no output was written (of several rows the first may have
+/// been, where a verb says so).
 enum class [[nodiscard]] Status : int{
     ok = 0,
     /// The buffer has no room for the token(s): compact first.

@@ -19,13 +19,13 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// A number of teams, the first on the thread that asks, the others on threads of their own that sleep
-/// in between. Verbs on pools take it, or anything else with `for_each`: an engine may give them its own
-/// threads.
+/// A number of teams, the first on the thread that asks, the others on threads of their own that
+/// sleep in between. Verbs on pools take it, or anything else with `for_each`: an engine may give
+/// them its own threads.
 class HostTeams {
  public:
-  /// @param threads          the caller's included, 1 to 1024; when the system has fewer left, `threads()`
-  ///                         says how many there are
+  /// @param threads          the caller's included, 1 to 1024; when the system has fewer left,
+  ///                         `threads()` says how many there are
   /// @param workspace_bytes  of each team
   explicit HostTeams(Index threads, std::size_t workspace_bytes) {
     detail::in_range(1, 1024, "threads of HostTeams", threads);
@@ -53,9 +53,9 @@ class HostTeams {
 
   Index threads() const { return static_cast<Index>(helpers_.size()) + 1; }
 
-  /// task(team, 0) to task(team, count - 1), each once, in any order and on any thread, all before this
-  /// returns. Tasks throw nothing and call no `for_each` themselves. Allocates nothing. One thread at a
-  /// time may call it.
+  /// task(team, 0) to task(team, count - 1), each once, in any order and on any thread, all before
+  /// this returns. Tasks throw nothing and call no `for_each` themselves. Allocates nothing. One
+  /// thread at a time may call it.
   template <class Task>
   void for_each(Index count, const Task& task) {
     if (helpers_.empty() || count <= 1) {
@@ -64,8 +64,8 @@ class HostTeams {
     }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // Neighbours lie side by side in memory: a thread takes a run of them, of which there are enough
-      // that none waits long for the last.
+      // Neighbours lie side by side in memory: a thread takes a run of them, of which there are
+      // enough that none waits long for the last.
       const Index run = count / (threads() * 8);
       run_ = run < 1 ? 1 : run > 16 ? 16 : run;
       count_ = count;

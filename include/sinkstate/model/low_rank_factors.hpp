@@ -17,8 +17,8 @@ SINKSTATE_NAMESPACE_BEGIN
 /// equation (2).
 ///
 /// A component row holds the d_k numbers of key_i and then the d_v numbers of value_i, so one term
-/// is one stretch of memory. Term i lies in row i, or in the one that a list names: a pool keeps the
-/// rows of all its states in one store. After a compaction the strengths fall and are positive;
+/// is one stretch of memory. Term i lies in row i, or in the one that a list names: a pool keeps
+/// the rows of all its states in one store. After a compaction the strengths fall and are positive;
 /// whether the terms are orthonormal is the compaction's business, not this type's. In a narrow
 /// format vectors are of unit length, and strengths in order, up to its rounding.
 ///

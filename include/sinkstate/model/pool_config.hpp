@@ -26,8 +26,9 @@ enum class Padding {
 
 /// Sizes and limits of a pool: the states of one layer, for `slots` requests at once.
 ///
-/// Bodies are kept in component rows, one for each term (docs/design.md, "Pools"). Every state of an
-/// admitted slot is guaranteed `quota` rows; above that it takes rows from a `reserve` that all share.
+/// Bodies are kept in component rows, one for each term (docs/design.md, "Pools"). Every state of
+/// an admitted slot is guaranteed `quota` rows; above that it takes rows from a `reserve` that all
+/// share.
 struct PoolConfig {
   /// Of every state. Head h has the seed `state.seed + (first_head + h) seed_stride`.
   StateConfig state;
@@ -39,8 +40,8 @@ struct PoolConfig {
   Index first_head = 0;
   /// 1: heads round and sketch independently; 0: all have the same seed.
   std::uint64_t seed_stride = 1;
-  /// Component rows guaranteed to each state; 0: as many as it can need, so that none ever lacks one.
-  /// (LocalSvd, FullSvd; the other policies need all from the start)
+  /// Component rows guaranteed to each state; 0: as many as it can need, so that none ever lacks
+  /// one. (LocalSvd, FullSvd; the other policies need all from the start)
   Index quota = 0;
   /// Component rows beyond the quotas. (LocalSvd, FullSvd)
   Index reserve = 0;

@@ -164,8 +164,8 @@ Status release(StatePoolView<Policy> pool, Index slot) noexcept {
 }
 
 /// Gives a free slot an equal copy of a request, pending tokens included; no draft is open in it.
-/// @returns invalid_slot, slot_in_use; pool_exhausted when the reserve has not as many component rows
-///          as the copy needs beyond its quotas
+/// @returns invalid_slot, slot_in_use; pool_exhausted when the reserve has not as many component
+///          rows as the copy needs beyond its quotas
 /// O(value_heads (d_k + d_v) (rank + buffered)).
 template <class Policy>
 Status fork(StatePoolView<Policy> pool, Index from, Index to) noexcept {
@@ -176,8 +176,8 @@ Status fork(StatePoolView<Policy> pool, Index from, Index to) noexcept {
   return Status::ok;
 }
 
-/// Takes the last `tokens` buffered tokens of a request back, as the verb on single states does: a few
-/// counters a head. Tokens that a compaction has folded in stay.
+/// Takes the last `tokens` buffered tokens of a request back, as the verb on single states does: a
+/// few counters a head. Tokens that a compaction has folded in stay.
 /// @returns invalid_slot, nothing_to_roll_back
 template <class Policy>
 Status roll_back(StatePoolView<Policy> pool, Index slot, Index tokens) noexcept {
@@ -197,8 +197,8 @@ Status roll_back(StatePoolView<Policy> pool, Index slot, Index tokens) noexcept 
   return Status::ok;
 }
 
-/// From here on tokens may be taken back: the request is not compacted until the draft is closed. There
-/// is room for `StateConfig::draft` tokens at least when it was not due.
+/// From here on tokens may be taken back: the request is not compacted until the draft is closed.
+/// There is room for `StateConfig::draft` tokens at least when it was not due.
 /// @returns invalid_slot; draft_open when one is open already
 template <class Policy>
 Status open_draft(StatePoolView<Policy> pool, Index slot) noexcept {
@@ -210,8 +210,8 @@ Status open_draft(StatePoolView<Policy> pool, Index slot) noexcept {
 }
 
 /// Ends a draft, of which the last `rejected` tokens are taken back.
-/// @returns invalid_slot; draft_open when none is; nothing_to_roll_back for more tokens than the draft
-///          has
+/// @returns invalid_slot; draft_open when none is; nothing_to_roll_back for more tokens than the
+///          draft has
 template <class Policy>
 Status close_draft(StatePoolView<Policy> pool, Index slot, Index rejected) noexcept {
   if (!pool.in_use(slot)) return Status::invalid_slot;

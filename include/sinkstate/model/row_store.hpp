@@ -10,8 +10,8 @@
 
 SINKSTATE_NAMESPACE_BEGIN
 
-/// One bit a row, over memory of somebody else. Rows are taken from where the last one was found on,
-/// so that a search is short as long as rows are free at all.
+/// One bit a row, over memory of somebody else. Rows are taken from where the last one was found
+/// on, so that a search is short as long as rows are free at all.
 struct RowStoreView {
   /// What changes beside the bits.
   struct Record {

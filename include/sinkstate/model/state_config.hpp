@@ -36,9 +36,9 @@ struct StateConfig {
   /// The strongest terms, which are decomposed together with the buffer; the others are frozen. 0
   /// is 8, and 16 where channels decay on their own. (LocalSvd)
   Index active = 0;
-  /// All terms are decomposed when there are more than `recompress_growth` times those that the last
-  /// such recompression left (or fewer since) plus `recompress_slack`. A growth of 0: only when
-  /// there are more than fit. (LocalSvd)
+  /// All terms are decomposed when there are more than `recompress_growth` times those that the
+  /// last such recompression left (or fewer since) plus `recompress_slack`. A growth of 0: only
+  /// when there are more than fit. (LocalSvd)
   double recompress_growth = 1.15;
   Index recompress_slack = 2;
   /// Until then only terms below this share of epsilon are dropped, so that what several buffers

@@ -27,7 +27,8 @@ struct alignas(64) SlotRecord {
   std::int32_t in_use = 0;    ///< holds a request
   std::int32_t buffered = 0;  ///< tokens, in each head
   std::int32_t draft = -1;  ///< tokens that were buffered when a draft was opened; -1: none is open
-  /// Of a compaction or initialisation that one of the heads could not do: the slot goes no further.
+  /// Of a compaction or initialisation that one of the heads could not do: the slot goes no
+  /// further.
   Status blocked = Status::ok;
 
   // Of the call under way:
@@ -66,13 +67,14 @@ struct PoolReport {
   double certificate = 0;  ///< the largest
 };
 
-/// The states of `slots` requests x `value_heads`, over memory of somebody else. Copied freely; verbs
-/// take it by value and work on what it points to. One thread at a time calls a verb on a pool; the
-/// verb itself spreads over threads.
+/// The states of `slots` requests x `value_heads`, over memory of somebody else. Copied freely;
+/// verbs take it by value and work on what it points to. One thread at a time calls a verb on a
+/// pool; the verb itself spreads over threads.
 ///
-/// A state of a pool is a `SinkStateView` like any other, and equal to the bit to one that stands alone
-/// and has seen the same. Three things differ in where they lie: terms are in component rows that a list
-/// names, keys are buffered once for all heads that share them, and counters lie side by side.
+/// A state of a pool is a `SinkStateView` like any other, and equal to the bit to one that stands
+/// alone and has seen the same. Three things differ in where they lie: terms are in component rows
+/// that a list names, keys are buffered once for all heads that share them, and counters lie side
+/// by side.
 template <class PolicyType>
 struct StatePoolView {
   using Policy = PolicyType;
@@ -174,8 +176,8 @@ struct StatePoolView {
         nullptr);
   }
 
-  /// A state, to read it with `read_out`, `materialize` or field by field. What writes goes through the
-  /// pool, which keeps the heads of a slot in step.
+  /// A state, to read it with `read_out`, `materialize` or field by field. What writes goes through
+  /// the pool, which keeps the heads of a slot in step.
   SINKSTATE_HOST_DEVICE SinkStateView<Policy> state(Index s, Index value_head) const {
     const Head h = head(s, value_head);
     const Index d_k = config.state.d_k;
@@ -239,7 +241,8 @@ struct StatePoolView {
 
 namespace detail {
 
-/// Notes the status of a head, of which the largest counts; no two of them are put in order by time.
+/// Notes the status of a head, of which the largest counts; no two of them are put in order by
+/// time.
 inline void raise(std::atomic<std::int32_t>& largest, Status status) {
   const auto value = static_cast<std::int32_t>(status);
   std::int32_t known = largest.load(std::memory_order_relaxed);
@@ -347,8 +350,8 @@ PoolReport report(StatePoolView<Policy> pool) {
 /// @param memory           `pool_bytes<Policy>(config).total` bytes, aligned to 64
 /// @param sink_directions  value_heads x d_v finite numbers, any row stride, that outlive the view;
 ///                         null without a sink. A row of zeros means no sink for that head.
-/// @throws Error for an unusable configuration, memory too small or misaligned, or directions missing
-///         or too many
+/// @throws Error for an unusable configuration, memory too small or misaligned, or directions
+///         missing or too many
 template <class Policy>
 StatePoolView<Policy> make_pool(
     void* memory, std::size_t size, const PoolConfig& config,
