@@ -1,0 +1,380 @@
+// The pool as its users meet it: sizes, refusals, batches, threads, and no allocation in between.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sinkstate/sinkstate.hpp>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/same_state.hpp"
+#include "support/streams.hpp"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+
+void* count_and_allocate(std::size_t size) {
+  if (counting) ++allocations;
+  void* const memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return count_and_allocate(size); }
+void* operator new[](std::size_t size) { return count_and_allocate(size); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  const auto step = static_cast<std::size_t>(alignment);
+  if (counting) ++allocations;
+  void* const memory = std::aligned_alloc(step, (size + step - 1) / step * step);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+using namespace sinkstate;
+using namespace sinkstate::testing;
+
+namespace {
+
+using Simple = Policy<GatedDelta>;
+
+PoolConfig small() {
+  PoolConfig config;
+  config.state.d_k = 6;
+  config.state.d_v = 5;
+  config.state.buffer = 4;
+  config.state.draft = 2;
+  config.slots = 4;
+  config.key_heads = 2;
+  config.value_heads = 4;
+  return config;
+}
+
+template <class Build>
+std::string error_of(const Build& build) {
+  try {
+    build();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+template <class P = Simple>
+std::string error_of(const PoolConfig& config) {
+  return error_of([&] { (void)pool_bytes<P>(config); });
+}
+
+// Rows of tokens, random, one after the other.
+struct Tensors {
+  explicit Tensors(Index rows, std::uint64_t seed) {
+    Random random(seed);
+    const auto fill = [&](std::vector<float>& numbers, Index width, double size) {
+      numbers.resize(static_cast<std::size_t>(rows * width));
+      for (float& x : numbers) x = static_cast<float>(size * random.normal());
+    };
+    fill(keys, 12, 0.3);
+    fill(queries, 12, 1);
+    fill(values, 20, 1);
+    fill(log_decays, 4, 0.2);
+    for (float& x : log_decays) x = -std::abs(x);
+    strengths.assign(static_cast<std::size_t>(4 * rows), 0.5f);
+    outputs.assign(values.size(), 77.0f);
+  }
+  TokenBatch<float> batch(const std::vector<std::int32_t>& slots) {
+    TokenBatch<float> b;
+    b.entries = static_cast<Index>(slots.size());
+    b.slots = slots.data();
+    b.keys = {keys.data(), 12, 6};
+    b.queries = {queries.data(), 12, 6};
+    b.values = {values.data(), 20, 5};
+    b.log_decays = {log_decays.data(), 4, 1};
+    b.write_strengths = {strengths.data(), 4, 1};
+    b.outputs = {outputs.data(), 20, 5};
+    return b;
+  }
+  std::vector<float> keys, queries, values, log_decays, strengths, outputs;
+};
+
+struct Pool {
+  explicit Pool(const PoolConfig& config = small(), Index threads = 1)
+      : owner(config), pool(owner.view()), teams(threads, workspace_bytes<Simple>(config.state)) {}
+  StatePool<Simple> owner;
+  StatePoolView<Simple> pool;
+  HostTeams teams;
+};
+
+// An engine's own executor.
+struct Backwards {
+  HostTeam team{workspace_bytes<Simple>(small().state)};
+  template <class Task>
+  void for_each(Index count, const Task& task) {
+    for (Index i = count - 1; i >= 0; --i) task(team, i);
+  }
+};
+
+bool same_pools(StatePoolView<Simple> a, StatePoolView<Simple> b) {
+  for (Index s = 0; s < a.config.slots; ++s) {
+    if (a.in_use(s) != b.in_use(s)) return false;
+    for (Index h = 0; a.in_use(s) && h < a.config.value_heads; ++h) {
+      if (!same_state(a.state(s, h), b.state(s, h))) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("pool: a configuration that cannot be used names the wanted and the given value",
+          "[pool]") {
+  using Catch::Contains;
+  const auto with = [](const auto& change) {
+    PoolConfig config = small();
+    change(config);
+    return config;
+  };
+  CHECK(error_of(small()) == "none");
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.slots = 0; })),
+             Contains("PoolConfig::slots: wanted a number in [1, ") && Contains("given 0"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) {
+               c.slots = 1;
+               c.padding = Padding::slot_zero;
+             })),
+             Contains("PoolConfig::slots: wanted a number in [2, ") && Contains("given 1"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.key_heads = 3; })),
+             Contains("wanted a multiple of key_heads = 3, given 4"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.first_head = -1; })), Contains("given -1"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.reserve = -5; })), Contains("given -5"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.quota = 7; })),
+             Contains("PoolConfig::quota: wanted at most 3, which a state can need, given 7"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.state.d_k = 0; })), Contains("StateConfig::d_k"));
+  CHECK_THAT(error_of(with([](PoolConfig& c) { c.slots = c.value_heads = 1 << 20; })),
+             Contains("component rows of a pool: wanted at most 2147483647"));
+  using Fixed = Policy<GatedDelta, Host, Fp32, FixedRank>;
+  CHECK_THAT(error_of<Fixed>(with([](PoolConfig& c) { c.quota = 1; })),
+             Contains("this policy's states all need the same rows") && Contains("given 1 and 0"));
+
+  const std::size_t size = pool_bytes<Simple>(small()).total;
+  AlignedBytes bytes(size + 64);
+  auto* const memory = bytes.workspace().take<unsigned char>(0);
+  CHECK_THAT(error_of([&] { (void)make_pool<Simple>(memory, size - 1, small()); }),
+             Contains("memory of a pool: wanted " + std::to_string(size) + " bytes, given " +
+                      std::to_string(size - 1)));
+  CHECK_THAT(error_of([&] { (void)make_pool<Simple>(memory + 8, size, small()); }),
+             Contains("aligned to 64 bytes, given one off by 8"));
+  CHECK_THAT(error_of([&] { (void)make_pool<Simple>(nullptr, size, small()); }), Contains("null"));
+  using Sink = Policy<GatedDelta, Host, Fp32, LocalSvd, MeanValueSink>;
+  std::vector<float> direction(20, 1.0f);
+  CHECK_THAT(error_of([&] { StatePool<Sink> pool(small()); }), Contains("sink direction"));
+  CHECK_THAT(error_of([&] {
+               StatePool<Sink> pool(small(), {direction.data(), 3, 5, 5});
+             }),
+             Contains("wanted 4 x 5, given 3 x 5"));
+  CHECK_THAT(error_of([&] {
+               StatePool<Simple> pool(small(), {direction.data(), 4, 5, 5});
+             }),
+             Contains("none (NoSink)"));
+  CHECK(error_of([&] { (void)make_pool<Simple>(memory, size, small()); }) == "none");
+}
+
+TEST_CASE("pool: bytes before anything is allocated, and in use", "[pool]") {
+  PoolConfig config = small();
+  const PoolBytes whole = pool_bytes<Simple>(config);
+  // Two terms of 11 numbers are less than 30; the matrix takes three rows of two of its own.
+  CHECK(whole.most_rows == 3);
+  CHECK(whole.quota == 3);
+  CHECK(whole.rows == 4 * 4 * 3);
+  CHECK(whole.row == 11 * 4 + 4);
+  CHECK(whole.worst == whole.total);
+  CHECK(whole.total == whole.fixed + 4 * whole.slot + 48 * whole.row);
+  config.quota = 1;
+  config.reserve = 5;
+  const PoolBytes less = pool_bytes<Simple>(config);
+  CHECK(less.rows == 4 * 4 + 5);
+  CHECK(less.slot == whole.slot);
+  CHECK(less.worst == whole.total);
+  CHECK(less.total < whole.total);
+
+  Pool p(config);
+  CHECK(report(p.pool).slots == 0);
+  REQUIRE(admit(p.pool, 2) == Status::ok);
+  Tensors tensors(1, 3);
+  const std::vector<std::int32_t> slots{2};
+  REQUIRE(step(p.teams, p.pool, tensors.batch(slots)) == Status::ok);
+  REQUIRE(compact(p.teams, p.pool, slots.data(), 1) == Status::ok);
+  const PoolReport now = report(p.pool);
+  CHECK(now.slots == 1);
+  CHECK(now.rows == 4);
+  CHECK(now.reserve == 5);
+  CHECK(now.dense_states == 0);
+  CHECK(now.bytes == less.in_use(1, 4));
+  CHECK(now.certificate > 0);
+  CHECK(now.certificate < 1e-4);
+}
+
+TEST_CASE("pool: free slots are found, also where the first is padding", "[pool]") {
+  PoolConfig config = small();
+  config.padding = Padding::slot_zero;
+  Pool p(config);
+  CHECK(free_slot(p.pool) == 1);
+  CHECK(admit(p.pool, 0) == Status::invalid_slot);
+  for (Index s = 1; s < 4; ++s) CHECK(admit(p.pool, s) == Status::ok);
+  CHECK(free_slot(p.pool) == -1);
+  CHECK(release(p.pool, 2) == Status::ok);
+  CHECK(free_slot(p.pool) == 2);
+}
+
+TEST_CASE("pool: padded, packed and counted batches say the same", "[pool]") {
+  // Slot 0 has three tokens, slot 1 none, slot 3 one.
+  Tensors packed(4, 5), padded(9, 6);
+  for (const auto& [to, from] : {std::pair<Index, Index>{0, 0}, {1, 1}, {2, 2}, {6, 3}}) {
+    const auto copy = [to = to, from = from](std::vector<float>& a, const std::vector<float>& b,
+                                             Index width) {
+      std::copy_n(b.begin() + from * width, width, a.begin() + to * width);
+    };
+    copy(padded.keys, packed.keys, 12);
+    copy(padded.queries, packed.queries, 12);
+    copy(padded.values, packed.values, 20);
+    copy(padded.log_decays, packed.log_decays, 4);
+  }
+  const std::vector<std::int32_t> slots{0, 1, 3}, starts{0, 3, 3, 4}, counts{3, 0, 1};
+  Pool a, b, c;
+  for (Pool* const p : {&a, &b, &c}) {
+    for (const Index s : {0, 1, 3}) REQUIRE(admit(p->pool, s) == Status::ok);
+  }
+  TokenBatch<float> batch = packed.batch(slots);
+  batch.starts = starts.data();
+  REQUIRE(step(a.teams, a.pool, batch) == Status::ok);
+  const std::vector<float> outputs = packed.outputs;
+  batch.counts = counts.data();
+  REQUIRE(step(b.teams, b.pool, batch) == Status::ok);
+  CHECK(packed.outputs == outputs);
+  batch = padded.batch(slots);
+  batch.tokens = 3;
+  batch.counts = counts.data();
+  REQUIRE(step(c.teams, c.pool, batch) == Status::ok);
+  CHECK(same_pools(a.pool, b.pool));
+  CHECK(same_pools(a.pool, c.pool));
+  CHECK(std::equal(outputs.begin(), outputs.begin() + 60, padded.outputs.begin()));
+  CHECK(std::equal(outputs.begin() + 60, outputs.end(), padded.outputs.begin() + 120));
+  CHECK(a.pool.slot(0).tokens == 3);
+  CHECK(a.pool.slot(1).tokens == 0);
+  // What belongs to no token is not written.
+  for (std::size_t i = 60; i < 120; ++i) CHECK(padded.outputs[i] == 77.0f);
+}
+
+TEST_CASE("pool: slots that are written and not read", "[pool]") {
+  Tensors tensors(3, 7);
+  Pool p, reference;
+  for (Pool* const q : {&p, &reference}) {
+    REQUIRE(admit(q->pool, 0) == Status::ok);
+    REQUIRE(step(q->teams, q->pool, tensors.batch({0})) == Status::ok);
+  }
+  const auto stepped = [&](const std::vector<std::int32_t>& slots,
+                           const std::vector<std::int32_t>& write) {
+    TokenBatch<float> batch = tensors.batch(slots);
+    batch.write_slots = write.data();
+    std::vector<Status> statuses(slots.size());
+    const Status first = step(p.teams, p.pool, batch, statuses.data());
+    for (const Status status : statuses) {
+      if (status == Status::ok) continue;
+      CHECK(first != Status::ok);
+    }
+    return statuses;
+  };
+  const auto ok = Status::ok;
+  const auto no = Status::invalid_slot;
+  // One request into three, itself among them: all begin from what it was.
+  CHECK(stepped({0, 0, 0}, {1, 0, 2}) == std::vector<Status>{ok, ok, ok});
+  for (const Index s : {1, 2}) {
+    REQUIRE(fork(reference.pool, 0, s) == Status::ok);
+  }
+  REQUIRE(step(reference.teams, reference.pool, tensors.batch({1, 0, 2})) == Status::ok);
+  CHECK(same_pools(p.pool, reference.pool));
+  // Nothing is replaced that another entry is to fork, or written twice.
+  CHECK(stepped({0, 1}, {1, 2}) == std::vector<Status>{no, ok});
+  CHECK(stepped({0, 1}, {2, 2}) == std::vector<Status>{ok, no});
+  CHECK(stepped({0, 0}, {0, 0}) == std::vector<Status>{ok, no});
+  CHECK(stepped({0}, {-1}) == std::vector<Status>{no});
+  CHECK(stepped({3}, {1}) == std::vector<Status>{no});
+  CHECK(stepped({-1}, {1}) == std::vector<Status>{ok});
+}
+
+TEST_CASE("pool: any executor, any number of threads", "[pool]") {
+  Pool one, many(small(), 5), own;
+  Backwards backwards;
+  for (Pool* const p : {&one, &many, &own}) {
+    for (const Index s : {3, 0, 2}) REQUIRE(admit(p->pool, s) == Status::ok);
+  }
+  const std::vector<std::int32_t> slots{2, 0, -1, 3};
+  for (std::uint64_t t = 0; t < 24; ++t) {
+    Tensors a(4, t), b(4, t), c(4, t);
+    REQUIRE(step(one.teams, one.pool, a.batch(slots)) == Status::ok);
+    REQUIRE(step(many.teams, many.pool, b.batch(slots)) == Status::ok);
+    REQUIRE(step(backwards, own.pool, c.batch(slots)) == Status::ok);
+    CHECK(a.outputs == b.outputs);
+    CHECK(a.outputs == c.outputs);
+    REQUIRE(compact_due(one.teams, one.pool, slots.data(), 4) == Status::ok);
+    REQUIRE(compact_due(many.teams, many.pool, slots.data(), 4) == Status::ok);
+    REQUIRE(compact_due(backwards, own.pool, slots.data(), 4) == Status::ok);
+  }
+  CHECK(same_pools(one.pool, many.pool));
+  CHECK(same_pools(one.pool, own.pool));
+  CHECK_THAT(error_of([] { HostTeams teams(0, 64); }), Catch::Contains("threads of HostTeams"));
+
+  HostTeams teams(3, 64);
+  for (const Index count : {Index{0}, Index{1}, Index{7}, Index{1000}}) {
+    std::vector<std::atomic<int>> done(static_cast<std::size_t>(count));
+    teams.for_each(count, [&](HostTeam&, Index i) { ++done[static_cast<std::size_t>(i)]; });
+    for (const auto& times : done) CHECK(times == 1);
+  }
+}
+
+TEST_CASE("pool: nothing is allocated between building and the end", "[pool]") {
+  Pool p(small(), 3);
+  REQUIRE(admit(p.pool, 0) == Status::ok);
+  REQUIRE(admit(p.pool, 1) == Status::ok);
+  Tensors tensors(2, 8);
+  const std::vector<std::int32_t> slots{0, 1};
+  const TokenBatch<float> batch = tensors.batch(slots);
+  std::vector<float> dense(4 * 30);
+  const auto states = DenseStates<float>::keys_by_values(dense.data(), 6, 5);
+  AlignedBytes memory(1 << 16);
+  void* const bytes = memory.workspace().take<unsigned char>(0);
+  Status statuses[2];
+  bool good = true;
+  const auto expect_ok = [&](Status status) { good = good && status == Status::ok; };
+  allocations = 0;
+  counting = true;
+  for (int t = 0; t < 30; ++t) {
+    expect_ok(step(p.teams, p.pool, batch, statuses));
+    expect_ok(compact_due(p.teams, p.pool, slots.data(), 2, statuses));
+  }
+  expect_ok(open_draft(p.pool, 0));
+  expect_ok(step(p.teams, p.pool, batch));
+  expect_ok(close_draft(p.pool, 0, 1));
+  expect_ok(fork(p.pool, 0, 2));
+  expect_ok(roll_back(p.pool, 2, 1));
+  expect_ok(materialize(p.teams, p.pool, 1, states));
+  expect_ok(
+      initialize(p.teams, p.pool, 3 - 1, DenseStates<const float>{dense.data(), 30, 5, 1}, 31));
+  const std::size_t size = snapshot_bytes(p.pool, 1);
+  expect_ok(snapshot(p.pool, 1, bytes, size));
+  expect_ok(restore(p.pool, 3, SnapshotBytes{bytes, size}, 31));
+  expect_ok(reset(p.pool, 3));
+  expect_ok(release(p.pool, 2));
+  (void)report(p.pool);
+  counting = false;
+  CHECK(good);
+  CHECK(allocations == 0);
+}
