@@ -18,60 +18,11 @@ int eigen_failures = 0;
 
 #include "sinkstate/sinkstate.hpp"
 #include "support/catch.hpp"
+#include "support/count_allocations.hpp"
 #include "support/state_runner.hpp"
 
 using namespace sinkstate;
 using namespace sinkstate::testing;
-
-namespace {
-
-long allocations = 0;
-
-void* counted(std::size_t size) noexcept {
-  ++allocations;
-  return std::malloc(size == 0 ? 1 : size);
-}
-void* counted(std::size_t size, std::align_val_t alignment) noexcept {
-  ++allocations;
-  const auto unit = static_cast<std::size_t>(alignment);
-  const std::size_t whole_units = (size + unit - 1) / unit * unit;
-  return std::aligned_alloc(unit, whole_units == 0 ? unit : whole_units);
-}
-void* or_throw(void* memory) {
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// The compiler sees through the replacements and takes free() for a mismatch.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
-#endif
-
-using Alignment = std::align_val_t;
-using NoThrow = std::nothrow_t;
-
-void* operator new(std::size_t n) { return or_throw(counted(n)); }
-void* operator new[](std::size_t n) { return or_throw(counted(n)); }
-void* operator new(std::size_t n, const NoThrow&) noexcept { return counted(n); }
-void* operator new[](std::size_t n, const NoThrow&) noexcept { return counted(n); }
-void* operator new(std::size_t n, Alignment a) { return or_throw(counted(n, a)); }
-void* operator new[](std::size_t n, Alignment a) { return or_throw(counted(n, a)); }
-void* operator new(std::size_t n, Alignment a, const NoThrow&) noexcept { return counted(n, a); }
-void* operator new[](std::size_t n, Alignment a, const NoThrow&) noexcept { return counted(n, a); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, const NoThrow&) noexcept { std::free(p); }
-void operator delete[](void* p, const NoThrow&) noexcept { std::free(p); }
-void operator delete(void* p, Alignment) noexcept { std::free(p); }
-void operator delete[](void* p, Alignment) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, Alignment) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t, Alignment) noexcept { std::free(p); }
-void operator delete(void* p, Alignment, const NoThrow&) noexcept { std::free(p); }
-void operator delete[](void* p, Alignment, const NoThrow&) noexcept { std::free(p); }
 
 namespace {
 

@@ -1,45 +1,14 @@
 // The pool as its users meet it: sizes, refusals, batches, threads, and no allocation in between.
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <sinkstate/sinkstate.hpp>
 #include <string>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/count_allocations.hpp"
 #include "support/same_state.hpp"
 #include "support/streams.hpp"
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<int> allocations{0};
-
-void* count_and_allocate(std::size_t size) {
-  if (counting) ++allocations;
-  void* const memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return count_and_allocate(size); }
-void* operator new[](std::size_t size) { return count_and_allocate(size); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  const auto step = static_cast<std::size_t>(alignment);
-  if (counting) ++allocations;
-  void* const memory = std::aligned_alloc(step, (size + step - 1) / step * step);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 using namespace sinkstate;
 using namespace sinkstate::testing;
@@ -354,8 +323,7 @@ TEST_CASE("pool: nothing is allocated between building and the end", "[pool]") {
   Status statuses[2];
   bool good = true;
   const auto expect_ok = [&](Status status) { good = good && status == Status::ok; };
-  allocations = 0;
-  counting = true;
+  const long before = allocations;
   for (int t = 0; t < 30; ++t) {
     expect_ok(step(p.teams, p.pool, batch, statuses));
     expect_ok(compact_due(p.teams, p.pool, slots.data(), 2, statuses));
@@ -374,7 +342,7 @@ TEST_CASE("pool: nothing is allocated between building and the end", "[pool]") {
   expect_ok(reset(p.pool, 3));
   expect_ok(release(p.pool, 2));
   (void)report(p.pool);
-  counting = false;
+  const long after = allocations;
   CHECK(good);
-  CHECK(allocations == 0);
+  CHECK(after == before);
 }
