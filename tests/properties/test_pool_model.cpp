@@ -15,7 +15,7 @@ void run(int variant, Rounding rounding, PoolTally& tally) {
   const std::uint64_t seed = derived_seed(test_seed(), static_cast<std::uint64_t>(variant));
   PoolConfig config = small_pool(variant);
   config.state.rounding = rounding;
-  const Index operations = Index{test_scale()} * (sanitized ? 4000 : 34000);
+  const Index operations = Index{test_scale()} * (sanitized ? 12000 : 34000);
   const std::string failure = run_pool<P>(config, 1, operations, seed, tally);
   INFO(policy_name<P>() << ", variant " << variant << ", " << seed_note(test_seed()));
   CHECK(failure == "");

@@ -294,6 +294,8 @@ Status step(Teams& teams, StatePoolView<Policy> pool,
     if (record == nullptr) return;
     detail::expect_heads(team, pool, batch, i);
     const Status status = detail::step_head(team, pool, batch, b, i % config.value_heads);
+    // Lists of rows do not outlive the call; and what is not fetched by now is read next.
+    team.forget();
     if (status != Status::ok) detail::raise(record->failed, status);
   });
 

@@ -24,7 +24,7 @@ class HostTeam;
 ///     fill, copy, scale, multiply, add, rotate
 ///     widen(format, n, scale, x, y)             codes to numbers, and back
 ///     narrow(format, n, factor, x, rounding, y)
-///     expect, expect_rows, fetch_now            hints about memory; they may do nothing
+///     expect, expect_rows, forget, fetch_now    hints about memory; they may do nothing
 ///     exp_decay(x)                  exp of log decays, exactly 0 before numbers turn subnormal
 ///     exp_decay(n, x, y)
 struct Host {

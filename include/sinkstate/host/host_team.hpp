@@ -41,17 +41,19 @@ class HostTeam {
     const auto* const first = static_cast<const char*>(data);
     expect(Piece{first, first + bytes, nullptr, nullptr, nullptr, 0}, reads);
   }
-  /// The same for `count` rows of so many bytes, in the order of a list.
+  /// The same for `count` rows of so many bytes, in the order of a list, which is read until `forget`.
   void expect_rows(const void* rows, std::size_t row_bytes, const std::int32_t* list, Index count,
                    int reads = 1) {
     expect(Piece{nullptr, nullptr, list, list + count, static_cast<const char*>(rows), row_bytes},
            reads);
   }
-  /// The same for what is needed at once, or is too little to wait.
+  /// Memory that is needed at once, or is too little to wait.
   void fetch_now(const void* data, std::size_t bytes) const {
     const auto* const first = static_cast<const char*>(data);
     for (std::size_t i = 0; i < bytes; i += line) prefetch(first + i);
   }
+  /// Drops what is expected and not fetched yet.
+  void forget() { left_ = 0; }
 
   template <class T>
   T dot(Index n, const T* x, const T* y) const {
