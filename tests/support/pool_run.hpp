@@ -254,19 +254,24 @@ class PoolRun {
       }
     }
     const Index output_stride = config_.value_heads * d_v + gap;
-    if (random_.chance(0.15)) batch.write_strengths.data = nullptr;
     if (random_.chance(0.02) && rows > 0) {
       // Each number fits, as long as nobody multiplies them.
       const float loud = std::ldexp(1.0f, 62 + random_.below(6));
       const Index t = random_.below(static_cast<int>(rows));
       const Index h = random_.below(static_cast<int>(config_.value_heads));
+      // Or each entry of what they write does, but not its norm: dense, it can be kept.
+      const bool even = random_.chance(0.5);
+      if (even)
+        strengths[static_cast<std::size_t>(batch.write_strengths.at(t, h) - strengths.data())] =
+            1.0f;
       const auto amplify = [&](const HeadVectors<const float>& vectors, Index head, Index width) {
         float* const x = const_cast<float*>(vectors.at(t, head));
-        for (Index i = 0; i < width; ++i) x[i] *= loud;
+        for (Index i = 0; i < width; ++i) x[i] = even ? std::copysign(1.2e19f, x[i]) : x[i] * loud;
       };
       amplify(batch.keys, config_.key_head(h), d_k);
       amplify(batch.values, h, d_v);
     }
+    if (random_.chance(0.15)) batch.write_strengths.data = nullptr;
     const float poison = -7.25e30f;
     std::vector<float> outputs(static_cast<std::size_t>(rows * output_stride + 1), poison);
     std::vector<float> wanted = outputs;
