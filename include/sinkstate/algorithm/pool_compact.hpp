@@ -164,9 +164,9 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 ///                  draft_open, truncated, overflow, workspace_too_small. A slot of which a head
 ///                  overflows goes no further until it is released or reset: `step` and `compact`
 ///                  answer with the same status.
-/// @param reports   if not null, entries x value_heads; of states that had nothing to do, nothing
-///                  is written
-/// @returns the first status that is not ok
+/// @param reports   if not null, entries x value_heads; of entries that are left out or refused,
+///                  and of heads that failed, nothing is written
+/// @returns a status that is not ok, if an entry has one
 /// Allocates nothing. The work of `compact` on single states.
 template <class Teams, class Policy>
 Status compact(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots, Index entries,

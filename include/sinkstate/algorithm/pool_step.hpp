@@ -214,8 +214,9 @@ class BatchStatus {
 /// An entry is applied with all its tokens and heads or, unless its status is ok, not at all.
 /// Padding is skipped. Only outputs of tokens that are applied are written (when a result
 /// overflows, some of that entry's may have been). An entry that writes another slot than it reads
-/// forks first; what the slot written held is released. Several entries may read one slot, none may
-/// write one that another writes, or reads without writing it itself.
+/// forks first, of what that was before the call; what the slot written held is released, and if a
+/// result overflows then, it stays a copy. Several entries may read one slot; none may write one
+/// that another writes, nor replace one by a fork that another forks.
 ///
 /// @param teams     `HostTeams`, or what else has its `for_each`; `workspace_bytes<Policy>` each
 /// @param batch     inputs and outputs lie apart from each other and from the pool
@@ -224,7 +225,7 @@ class BatchStatus {
 ///                  non_finite_input, positive_log_decay, overflow, workspace_too_small,
 ///                  pool_exhausted (of a fork), or the status of a compaction or initialisation
 ///                  that has failed
-/// @returns the first status that is not ok
+/// @returns a status that is not ok, if an entry has one
 /// Allocates nothing. The work of `step` on single states.
 template <class Teams, class Policy>
 Status step(Teams& teams, StatePoolView<Policy> pool,
