@@ -66,8 +66,9 @@ Count mutate(Index mutations, std::uint64_t seed) {
     std::memcpy(data, bytes(original), size);
     for (int changes = 1 + random.below(3); changes > 0; --changes) {
       const auto at = static_cast<std::size_t>(random.below(static_cast<int>(size)));
-      data[at] = static_cast<unsigned char>(random.chance(0.5) ? data[at] ^ (1u << random.below(8))
-                                                               : random.below(256));
+      const auto any = static_cast<unsigned>(random.below(256));
+      const unsigned flipped = data[at] ^ (1u << (any % 8));
+      data[at] = static_cast<unsigned char>(random.chance(0.5) ? flipped : any);
     }
     if (random.chance(0.5)) {
       const std::uint64_t sum = sinkstate::detail::snapshot_checksum(data, size);
