@@ -11,6 +11,7 @@
 #include <sinkstate/sinkstate.hpp>
 #include <vector>
 
+#include "fuzz_input.hpp"
 #include "support/pool_requests.hpp"
 
 using namespace sinkstate;
@@ -21,25 +22,11 @@ namespace {
 using sinkstate::detail::SnapshotHead;
 using sinkstate::detail::SnapshotHeader;
 
-// In any build, unlike assert.
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
-  std::abort();
-}
-
-class Input {
+class Input : public FuzzBytes {
  public:
-  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  using FuzzBytes::FuzzBytes;
 
-  bool empty() const { return place_ >= size_; }
-  std::uint8_t byte() { return empty() ? 0 : data_[place_++]; }
   std::size_t below(std::size_t limit) { return limit == 0 ? 0 : (byte() * 256U + byte()) % limit; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t place_ = 0;
 };
 
 template <class T>

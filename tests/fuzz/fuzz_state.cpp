@@ -9,6 +9,7 @@
 #include <sinkstate/sinkstate.hpp>
 #include <vector>
 
+#include "fuzz_input.hpp"
 #include "oracles/dense_recurrence.hpp"
 #include "oracles/norms.hpp"
 #include "support/same_state.hpp"
@@ -24,19 +25,10 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr double smallest = 100.0 * std::numeric_limits<float>::min();  // of some products
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 
-// In any build, unlike assert.
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
-  std::abort();
-}
-
-class Input {
+class Input : public FuzzBytes {
  public:
-  Input(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  using FuzzBytes::FuzzBytes;
 
-  bool empty() const { return place_ >= size_; }
-  std::uint8_t byte() { return empty() ? 0 : data_[place_++]; }
   int below(int limit) { return byte() % limit; }
 
   float number() {
@@ -76,11 +68,6 @@ class Input {
     const int code = byte();
     return code < 192 ? static_cast<float>(code) / 96.0f : number();
   }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t place_ = 0;
 };
 
 struct OwnedToken {

@@ -245,6 +245,23 @@ class PoolModel {
     return result;
   }
 
+  // What becomes of a request whose heads ended so.
+  static Status settle(Request& request, const std::vector<Status>& statuses, std::size_t from) {
+    const std::size_t count = request.heads.size();
+    const Status status = worst(statuses, from, count);
+    std::size_t failures = 0;
+    for (std::size_t i = from; i < from + count; ++i) {
+      failures += statuses[i] != Status::ok && statuses[i] != Status::truncated ? 1 : 0;
+    }
+    if (failures == 0) {
+      request.blocked = Status::ok;
+      request.buffered = 0;
+    } else if (failures < count) {
+      request.blocked = status;
+    }
+    return status;
+  }
+
   // @param reports  become entries x value_heads; those of entries that are left out stay as they are
   std::vector<Status> compact(const std::vector<std::int32_t>& slots, bool only_due,
                               std::vector<CompactionReport>& reports) {
@@ -291,17 +308,13 @@ class PoolModel {
     for (std::size_t b = 0; b < slots.size(); ++b) {
       if (first[b] == SIZE_MAX) continue;
       const auto heads = static_cast<std::size_t>(config().value_heads);
-      outcome[b] = worst(statuses, first[b], heads);
+      outcome[b] = settle(*at(slots[b]), statuses, first[b]);
       for (std::size_t h = 0; h < heads; ++h) {
         const Status status = statuses[first[b] + h];
         if (status == Status::ok || status == Status::truncated) {
           reports[b * heads + h] = done_reports[first[b] + h];
         }
       }
-      Request& request = *at(slots[b]);
-      const bool done = outcome[b] == Status::ok || outcome[b] == Status::truncated;
-      request.blocked = done ? Status::ok : outcome[b];
-      if (done) request.buffered = 0;
     }
     return outcome;
   }
@@ -328,13 +341,8 @@ class PoolModel {
           return sinkstate::initialize(team(), view, dense.head(h, config().state), RandomizedSvd{},
                                        certificates[static_cast<std::size_t>(h)], done);
         });
-    const Status status = worst(statuses, 0, statuses.size());
-    const bool done = status == Status::ok || status == Status::truncated;
-    request.blocked = done ? Status::ok : status;
-    if (done) {
-      request.buffered = 0;
-      request.tokens = tokens;
-    }
+    const Status status = settle(request, statuses, 0);
+    if (status == Status::ok || status == Status::truncated) request.tokens = tokens;
     return status;
   }
 

@@ -14,6 +14,7 @@
 
 #include "support/catch.hpp"
 #include "support/pool_model.hpp"
+#include "support/pool_requests.hpp"
 #include "support/same_state.hpp"
 #include "support/streams.hpp"
 
@@ -21,17 +22,6 @@ namespace sinkstate::testing {
 
 // How often operations of each name ended with each status.
 using PoolTally = std::map<std::string, std::map<Status, Index>>;
-
-// Bytes as `snapshot` wants them.
-class Bytes64 {
- public:
-  explicit Bytes64(std::size_t size) : bytes_(size) {}
-  void* data() { return bytes_.workspace().take<unsigned char>(0); }
-  std::size_t size() const { return bytes_.size(); }
-
- private:
-  AlignedBytes bytes_;
-};
 
 template <class P>
 class PoolRun {
@@ -426,7 +416,7 @@ class PoolRun {
       require(!model_.in_use(slot), "snapshot_bytes");
       return;
     }
-    Bytes64 bytes(size);
+    AlignedMemory bytes(size);
     const Status status = snapshot(pool_, slot, bytes.data(), size);
     tally_["snapshot"][status] += 1;
     require(status == model_.at(slot)->blocked, "snapshot");
@@ -442,7 +432,7 @@ class PoolRun {
         kept_[static_cast<std::size_t>(random_.below(static_cast<int>(kept_.size())))];
     const Index slot = any_slot();
     const Index tokens = request.tokens + (random_.chance(0.1) ? 1 : 0);
-    Bytes64 damaged = bytes;
+    AlignedMemory damaged = bytes;
     const bool damage = random_.chance(0.1);
     if (damage) {
       const auto at =
@@ -506,7 +496,7 @@ class PoolRun {
     const Index other_keys = config_.key_heads * d_k;
     const bool may_differ = config_.head_map == HeadMap::interleaved;
 
-    std::vector<Bytes64> parts;
+    std::vector<AlignedMemory> parts;
     Status wanted = Status::ok;
     for (Index n = 0; n < 2; ++n) {
       PoolConfig config = config_;
@@ -521,17 +511,17 @@ class PoolRun {
       if (P::Sink::present) own = directions().middle_rows(n * half, half);
       StatePool<P> other(config, own);
       const HeadRange range{n * half, half};
-      Bytes64 bytes(snapshot_bytes(pool_, slot, range));
+      AlignedMemory bytes(snapshot_bytes(pool_, slot, range));
       require(snapshot(pool_, slot, range, bytes.data(), bytes.size()) == Status::ok, "cut");
       // From its half, or from the whole.
-      Bytes64 whole(snapshot_bytes(pool_, slot));
+      AlignedMemory whole(snapshot_bytes(pool_, slot));
       require(snapshot(pool_, slot, whole.data(), whole.size()) == Status::ok, "snapshot");
-      Bytes64& source = random_.chance(0.5) ? whole : bytes;
+      AlignedMemory& source = random_.chance(0.5) ? whole : bytes;
       require(restore(other.view(), 1, SnapshotBytes{source.data(), source.size()},
                       model_.at(slot)->tokens) == Status::ok,
               "restore into a part");
       if (!failure_.empty()) return;
-      Bytes64 again(snapshot_bytes(other.view(), 1));
+      AlignedMemory again(snapshot_bytes(other.view(), 1));
       require(snapshot(other.view(), 1, again.data(), again.size()) == Status::ok, "cut again");
       require(again.size() == bytes.size() &&
                   std::memcmp(again.data(), bytes.data(), bytes.size()) == 0,
@@ -554,7 +544,7 @@ class PoolRun {
       if (compacts) {
         if (compact(teams_, other.view(), &place, 1) != Status::ok) return;
       }
-      Bytes64 result(snapshot_bytes(other.view(), 1));
+      AlignedMemory result(snapshot_bytes(other.view(), 1));
       require(snapshot(other.view(), 1, result.data(), result.size()) == Status::ok, "cut again");
       parts.push_back(std::move(result));
     }
@@ -690,23 +680,17 @@ class PoolRun {
   HostTeams teams_;
   HostTeams starved_teams_;
   PoolTally& tally_;
-  std::vector<std::pair<Bytes64, ModelRequest<P>>> kept_;
+  std::vector<std::pair<AlignedMemory, ModelRequest<P>>> kept_;
   std::string failure_;
   bool starved_ = false;
 };
 
 // 64 slots of four heads; shapes that are neither square nor multiples of anything.
 inline PoolConfig small_pool(int variant) {
-  PoolConfig config;
-  config.state.d_k = variant % 2 == 0 ? 12 : 9;
-  config.state.d_v = variant % 2 == 0 ? 7 : 13;
-  config.state.buffer = 4;
+  const bool tall = variant % 2 == 0;
+  PoolConfig config = pool_of(tall ? 12 : 9, tall ? 7 : 13, 64, 2, 4);
   config.state.draft = 2;
   config.state.dense_retry = 3;
-  config.state.seed = 11;
-  config.slots = 64;
-  config.key_heads = 2;
-  config.value_heads = 4;
   config.head_map = variant % 3 == 0 ? HeadMap::tiled : HeadMap::interleaved;
   config.padding = variant % 4 < 2 ? Padding::negative : Padding::slot_zero;
   config.first_head = variant;

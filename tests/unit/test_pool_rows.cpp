@@ -1,6 +1,6 @@
 // Who has which component row of a pool, and what happens when they run short.
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <sinkstate/sinkstate.hpp>
 #include <vector>
@@ -169,16 +169,48 @@ TEST_CASE("pool rows: a state whose strengths overflow is tried again with more"
       CHECK(same_state(p.pool.state(0, 0), alone.view()));
       CHECK(*p.pool.reserve == 0);
     } else {
-      // There is no way to keep it: the slot says so, and can begin anew.
+      // There is no way to keep it, and nothing has changed.
       CHECK(statuses[0] == Status::overflow);
       CHECK(p.pool.state(0, 0).buffered() == 1);
-      CHECK(p.step_all(key, value) == Status::overflow);
-      CHECK(roll_back(p.pool, 0, 1) == Status::nothing_to_roll_back);
       CHECK(*p.pool.reserve == reserve);
-      CHECK(reset(p.pool, 0) == Status::ok);
       CHECK(p.step_all(key, std::vector<float>(7, 1.0f)) == Status::ok);
+      CHECK(roll_back(p.pool, 0, 2) == Status::ok);
+      CHECK(p.step_all(key, std::vector<float>(7, 1.0f)) == Status::ok);
+      CHECK(p.compact_all() == std::vector<Status>{Status::ok});
     }
   }
+}
+
+TEST_CASE("pool: a slot of which one head cannot be compacted goes no further", "[pool]") {
+  PoolConfig config = one_head(1, 2, 0);
+  config.value_heads = 2;
+  OneHeadPool p(config);
+  const std::vector<float> key(12, 1.0f);
+  std::vector<float> values(14, 3e38f);
+  std::fill_n(values.begin(), 7, 1.0f);
+  const auto step_both = [&] {
+    const std::int32_t slot = 0;
+    TokenBatch<float> batch;
+    batch.entries = 1;
+    batch.slots = &slot;
+    batch.keys = {key.data(), 12, 12};
+    batch.values = {values.data(), 14, 7};
+    return step(p.teams, p.pool, batch);
+  };
+  REQUIRE(step_both() == Status::ok);
+  // Teams without scratch change nothing, and are no reason to stop.
+  HostTeams none(1, 0);
+  const std::int32_t slot = 0;
+  CHECK(compact(none, p.pool, &slot, 1) == Status::workspace_too_small);
+  CHECK(p.pool.slot(0).blocked == Status::ok);
+  CHECK(p.compact_all() == std::vector<Status>{Status::overflow});
+  CHECK(p.pool.state(0, 0).buffered() == 0);
+  CHECK(p.pool.state(0, 1).buffered() == 1);
+  CHECK(step_both() == Status::overflow);
+  CHECK(p.compact_all() == std::vector<Status>{Status::overflow});
+  CHECK(roll_back(p.pool, 0, 1) == Status::nothing_to_roll_back);
+  CHECK(reset(p.pool, 0) == Status::ok);
+  CHECK(step_both() == Status::ok);
 }
 
 TEST_CASE("pool: heads have seeds of their own, counted over the whole layer", "[pool]") {

@@ -7,6 +7,7 @@
 
 #include "support/catch.hpp"
 #include "support/count_allocations.hpp"
+#include "support/pool_requests.hpp"
 #include "support/same_state.hpp"
 #include "support/streams.hpp"
 
@@ -18,14 +19,8 @@ namespace {
 using Simple = Policy<GatedDelta>;
 
 PoolConfig small() {
-  PoolConfig config;
-  config.state.d_k = 6;
-  config.state.d_v = 5;
-  config.state.buffer = 4;
+  PoolConfig config = pool_of(6, 5, 4, 2, 4);
   config.state.draft = 2;
-  config.slots = 4;
-  config.key_heads = 2;
-  config.value_heads = 4;
   return config;
 }
 
@@ -44,44 +39,14 @@ std::string error_of(const PoolConfig& config) {
   return error_of([&] { (void)pool_bytes<P>(config); });
 }
 
-// Rows of tokens, random, one after the other.
-struct Tensors {
-  explicit Tensors(Index rows, std::uint64_t seed) {
-    Random random(seed);
-    const auto fill = [&](std::vector<float>& numbers, Index width, double size) {
-      numbers.resize(static_cast<std::size_t>(rows * width));
-      for (float& x : numbers) x = static_cast<float>(size * random.normal());
-    };
-    fill(keys, 12, 0.3);
-    fill(queries, 12, 1);
-    fill(values, 20, 1);
-    fill(log_decays, 4, 0.2);
-    for (float& x : log_decays) x = -std::abs(x);
-    strengths.assign(static_cast<std::size_t>(4 * rows), 0.5f);
-    outputs.assign(values.size(), 77.0f);
+// Rows of tokens, one after the other.
+struct Tensors : BatchTensors<Simple> {
+  Tensors(Index rows, std::uint64_t request) : BatchTensors(small(), rows) {
+    for (Index row = 0; row < rows; ++row) set(row, request, row);
   }
-  TokenBatch<float> batch(const std::vector<std::int32_t>& slots) {
-    TokenBatch<float> b;
-    b.entries = static_cast<Index>(slots.size());
-    b.slots = slots.data();
-    b.keys = {keys.data(), 12, 6};
-    b.queries = {queries.data(), 12, 6};
-    b.values = {values.data(), 20, 5};
-    b.log_decays = {log_decays.data(), 4, 1};
-    b.write_strengths = {strengths.data(), 4, 1};
-    b.outputs = {outputs.data(), 20, 5};
-    return b;
-  }
-  std::vector<float> keys, queries, values, log_decays, strengths, outputs;
 };
 
-struct Pool {
-  explicit Pool(const PoolConfig& config = small(), Index threads = 1)
-      : owner(config), pool(owner.view()), teams(threads, workspace_bytes<Simple>(config.state)) {}
-  StatePool<Simple> owner;
-  StatePoolView<Simple> pool;
-  HostTeams teams;
-};
+using Pool = PoolRunner<Simple>;
 
 // An engine's own executor.
 struct Backwards {
@@ -134,8 +99,8 @@ TEST_CASE("pool: a configuration that cannot be used names the wanted and the gi
              Contains("this policy's states all need the same rows") && Contains("given 1 and 0"));
 
   const std::size_t size = pool_bytes<Simple>(small()).total;
-  AlignedBytes bytes(size + 64);
-  auto* const memory = bytes.workspace().take<unsigned char>(0);
+  AlignedMemory bytes(size + 64);
+  auto* const memory = bytes.data();
   CHECK_THAT(error_of([&] { (void)make_pool<Simple>(memory, size - 1, small()); }),
              Contains("memory of a pool: wanted " + std::to_string(size) + " bytes, given " +
                       std::to_string(size - 1)));
@@ -175,13 +140,13 @@ TEST_CASE("pool: bytes before anything is allocated, and in use", "[pool]") {
   CHECK(less.total < whole.total);
 
   Pool p(config);
-  CHECK(report(p.pool).slots == 0);
-  REQUIRE(admit(p.pool, 2) == Status::ok);
+  CHECK(report(p.view()).slots == 0);
+  REQUIRE(admit(p.view(), 2) == Status::ok);
   Tensors tensors(1, 3);
   const std::vector<std::int32_t> slots{2};
-  REQUIRE(step(p.teams, p.pool, tensors.batch(slots)) == Status::ok);
-  REQUIRE(compact(p.teams, p.pool, slots.data(), 1) == Status::ok);
-  const PoolReport now = report(p.pool);
+  REQUIRE(step(p.teams(), p.view(), tensors.batch(slots)) == Status::ok);
+  REQUIRE(compact(p.teams(), p.view(), slots.data(), 1) == Status::ok);
+  const PoolReport now = report(p.view());
   CHECK(now.slots == 1);
   CHECK(now.rows == 4);
   CHECK(now.reserve == 5);
@@ -195,12 +160,12 @@ TEST_CASE("pool: free slots are found, also where the first is padding", "[pool]
   PoolConfig config = small();
   config.padding = Padding::slot_zero;
   Pool p(config);
-  CHECK(free_slot(p.pool) == 1);
-  CHECK(admit(p.pool, 0) == Status::invalid_slot);
-  for (Index s = 1; s < 4; ++s) CHECK(admit(p.pool, s) == Status::ok);
-  CHECK(free_slot(p.pool) == -1);
-  CHECK(release(p.pool, 2) == Status::ok);
-  CHECK(free_slot(p.pool) == 2);
+  CHECK(free_slot(p.view()) == 1);
+  CHECK(admit(p.view(), 0) == Status::invalid_slot);
+  for (Index s = 1; s < 4; ++s) CHECK(admit(p.view(), s) == Status::ok);
+  CHECK(free_slot(p.view()) == -1);
+  CHECK(release(p.view(), 2) == Status::ok);
+  CHECK(free_slot(p.view()) == 2);
 }
 
 TEST_CASE("pool: padded, packed and counted batches say the same", "[pool]") {
@@ -215,46 +180,47 @@ TEST_CASE("pool: padded, packed and counted batches say the same", "[pool]") {
     copy(padded.queries, packed.queries, 12);
     copy(padded.values, packed.values, 20);
     copy(padded.log_decays, packed.log_decays, 4);
+    copy(padded.write_strengths, packed.write_strengths, 4);
   }
   const std::vector<std::int32_t> slots{0, 1, 3}, starts{0, 3, 3, 4}, counts{3, 0, 1};
-  Pool a, b, c;
+  Pool a(small()), b(small()), c(small());
   for (Pool* const p : {&a, &b, &c}) {
-    for (const Index s : {0, 1, 3}) REQUIRE(admit(p->pool, s) == Status::ok);
+    for (const Index s : {0, 1, 3}) REQUIRE(admit(p->view(), s) == Status::ok);
   }
   TokenBatch<float> batch = packed.batch(slots);
   batch.starts = starts.data();
-  REQUIRE(step(a.teams, a.pool, batch) == Status::ok);
+  REQUIRE(step(a.teams(), a.view(), batch) == Status::ok);
   const std::vector<float> outputs = packed.outputs;
   batch.counts = counts.data();
-  REQUIRE(step(b.teams, b.pool, batch) == Status::ok);
+  REQUIRE(step(b.teams(), b.view(), batch) == Status::ok);
   CHECK(packed.outputs == outputs);
   batch = padded.batch(slots);
   batch.tokens = 3;
   batch.counts = counts.data();
-  REQUIRE(step(c.teams, c.pool, batch) == Status::ok);
-  CHECK(same_pools(a.pool, b.pool));
-  CHECK(same_pools(a.pool, c.pool));
+  REQUIRE(step(c.teams(), c.view(), batch) == Status::ok);
+  CHECK(same_pools(a.view(), b.view()));
+  CHECK(same_pools(a.view(), c.view()));
   CHECK(std::equal(outputs.begin(), outputs.begin() + 60, padded.outputs.begin()));
   CHECK(std::equal(outputs.begin() + 60, outputs.end(), padded.outputs.begin() + 120));
-  CHECK(a.pool.slot(0).tokens == 3);
-  CHECK(a.pool.slot(1).tokens == 0);
+  CHECK(a.view().slot(0).tokens == 3);
+  CHECK(a.view().slot(1).tokens == 0);
   // What belongs to no token is not written.
-  for (std::size_t i = 60; i < 120; ++i) CHECK(padded.outputs[i] == 77.0f);
+  for (std::size_t i = 60; i < 120; ++i) CHECK(padded.outputs[i] == Tensors::untouched());
 }
 
 TEST_CASE("pool: slots that are written and not read", "[pool]") {
   Tensors tensors(3, 7);
-  Pool p, reference;
+  Pool p(small()), reference(small());
   for (Pool* const q : {&p, &reference}) {
-    REQUIRE(admit(q->pool, 0) == Status::ok);
-    REQUIRE(step(q->teams, q->pool, tensors.batch({0})) == Status::ok);
+    REQUIRE(admit(q->view(), 0) == Status::ok);
+    REQUIRE(step(q->teams(), q->view(), tensors.batch({0})) == Status::ok);
   }
   const auto stepped = [&](const std::vector<std::int32_t>& slots,
                            const std::vector<std::int32_t>& write) {
     TokenBatch<float> batch = tensors.batch(slots);
     batch.write_slots = write.data();
     std::vector<Status> statuses(slots.size());
-    const Status first = step(p.teams, p.pool, batch, statuses.data());
+    const Status first = step(p.teams(), p.view(), batch, statuses.data());
     for (const Status status : statuses) {
       if (status == Status::ok) continue;
       CHECK(first != Status::ok);
@@ -266,10 +232,10 @@ TEST_CASE("pool: slots that are written and not read", "[pool]") {
   // One request into three, itself among them: all begin from what it was.
   CHECK(stepped({0, 0, 0}, {1, 0, 2}) == std::vector<Status>{ok, ok, ok});
   for (const Index s : {1, 2}) {
-    REQUIRE(fork(reference.pool, 0, s) == Status::ok);
+    REQUIRE(fork(reference.view(), 0, s) == Status::ok);
   }
-  REQUIRE(step(reference.teams, reference.pool, tensors.batch({1, 0, 2})) == Status::ok);
-  CHECK(same_pools(p.pool, reference.pool));
+  REQUIRE(step(reference.teams(), reference.view(), tensors.batch({1, 0, 2})) == Status::ok);
+  CHECK(same_pools(p.view(), reference.view()));
   // Nothing is replaced that another entry is to fork, or written twice.
   CHECK(stepped({0, 1}, {1, 2}) == std::vector<Status>{no, ok});
   CHECK(stepped({0, 1}, {2, 2}) == std::vector<Status>{ok, no});
@@ -280,25 +246,25 @@ TEST_CASE("pool: slots that are written and not read", "[pool]") {
 }
 
 TEST_CASE("pool: any executor, any number of threads", "[pool]") {
-  Pool one, many(small(), 5), own;
+  Pool one(small()), many(small(), 5), own(small());
   Backwards backwards;
   for (Pool* const p : {&one, &many, &own}) {
-    for (const Index s : {3, 0, 2}) REQUIRE(admit(p->pool, s) == Status::ok);
+    for (const Index s : {3, 0, 2}) REQUIRE(admit(p->view(), s) == Status::ok);
   }
   const std::vector<std::int32_t> slots{2, 0, -1, 3};
   for (std::uint64_t t = 0; t < 24; ++t) {
     Tensors a(4, t), b(4, t), c(4, t);
-    REQUIRE(step(one.teams, one.pool, a.batch(slots)) == Status::ok);
-    REQUIRE(step(many.teams, many.pool, b.batch(slots)) == Status::ok);
-    REQUIRE(step(backwards, own.pool, c.batch(slots)) == Status::ok);
+    REQUIRE(step(one.teams(), one.view(), a.batch(slots)) == Status::ok);
+    REQUIRE(step(many.teams(), many.view(), b.batch(slots)) == Status::ok);
+    REQUIRE(step(backwards, own.view(), c.batch(slots)) == Status::ok);
     CHECK(a.outputs == b.outputs);
     CHECK(a.outputs == c.outputs);
-    REQUIRE(compact_due(one.teams, one.pool, slots.data(), 4) == Status::ok);
-    REQUIRE(compact_due(many.teams, many.pool, slots.data(), 4) == Status::ok);
-    REQUIRE(compact_due(backwards, own.pool, slots.data(), 4) == Status::ok);
+    REQUIRE(compact_due(one.teams(), one.view(), slots.data(), 4) == Status::ok);
+    REQUIRE(compact_due(many.teams(), many.view(), slots.data(), 4) == Status::ok);
+    REQUIRE(compact_due(backwards, own.view(), slots.data(), 4) == Status::ok);
   }
-  CHECK(same_pools(one.pool, many.pool));
-  CHECK(same_pools(one.pool, own.pool));
+  CHECK(same_pools(one.view(), many.view()));
+  CHECK(same_pools(one.view(), own.view()));
   CHECK_THAT(error_of([] { HostTeams teams(0, 64); }), Catch::Contains("threads of HostTeams"));
 
   HostTeams teams(3, 64);
@@ -311,37 +277,37 @@ TEST_CASE("pool: any executor, any number of threads", "[pool]") {
 
 TEST_CASE("pool: nothing is allocated between building and the end", "[pool]") {
   Pool p(small(), 3);
-  REQUIRE(admit(p.pool, 0) == Status::ok);
-  REQUIRE(admit(p.pool, 1) == Status::ok);
+  REQUIRE(admit(p.view(), 0) == Status::ok);
+  REQUIRE(admit(p.view(), 1) == Status::ok);
   Tensors tensors(2, 8);
   const std::vector<std::int32_t> slots{0, 1};
   const TokenBatch<float> batch = tensors.batch(slots);
   std::vector<float> dense(4 * 30);
   const auto states = DenseStates<float>::keys_by_values(dense.data(), 6, 5);
-  AlignedBytes memory(1 << 16);
-  void* const bytes = memory.workspace().take<unsigned char>(0);
+  AlignedMemory memory(1 << 16);
+  void* const bytes = memory.data();
   Status statuses[2];
   bool good = true;
   const auto expect_ok = [&](Status status) { good = good && status == Status::ok; };
   const long before = allocations;
   for (int t = 0; t < 30; ++t) {
-    expect_ok(step(p.teams, p.pool, batch, statuses));
-    expect_ok(compact_due(p.teams, p.pool, slots.data(), 2, statuses));
+    expect_ok(step(p.teams(), p.view(), batch, statuses));
+    expect_ok(compact_due(p.teams(), p.view(), slots.data(), 2, statuses));
   }
-  expect_ok(open_draft(p.pool, 0));
-  expect_ok(step(p.teams, p.pool, batch));
-  expect_ok(close_draft(p.pool, 0, 1));
-  expect_ok(fork(p.pool, 0, 2));
-  expect_ok(roll_back(p.pool, 2, 1));
-  expect_ok(materialize(p.teams, p.pool, 1, states));
+  expect_ok(open_draft(p.view(), 0));
+  expect_ok(step(p.teams(), p.view(), batch));
+  expect_ok(close_draft(p.view(), 0, 1));
+  expect_ok(fork(p.view(), 0, 2));
+  expect_ok(roll_back(p.view(), 2, 1));
+  expect_ok(materialize(p.teams(), p.view(), 1, states));
   expect_ok(
-      initialize(p.teams, p.pool, 3 - 1, DenseStates<const float>{dense.data(), 30, 5, 1}, 31));
-  const std::size_t size = snapshot_bytes(p.pool, 1);
-  expect_ok(snapshot(p.pool, 1, bytes, size));
-  expect_ok(restore(p.pool, 3, SnapshotBytes{bytes, size}, 31));
-  expect_ok(reset(p.pool, 3));
-  expect_ok(release(p.pool, 2));
-  (void)report(p.pool);
+      initialize(p.teams(), p.view(), 3 - 1, DenseStates<const float>{dense.data(), 30, 5, 1}, 31));
+  const std::size_t size = snapshot_bytes(p.view(), 1);
+  expect_ok(snapshot(p.view(), 1, bytes, size));
+  expect_ok(restore(p.view(), 3, SnapshotBytes{bytes, size}, 31));
+  expect_ok(reset(p.view(), 3));
+  expect_ok(release(p.view(), 2));
+  (void)report(p.view());
   const long after = allocations;
   CHECK(good);
   CHECK(after == before);

@@ -88,17 +88,27 @@ bool lacked_rows(const SinkStateView<Policy>& state, const CompactionReport& don
                          (State::may_be_dense(state.config) && !state.may_turn_dense()));
 }
 
-/// The status of a slot after a verb on all of its heads: the largest failure, else whether one was
-/// truncated.
+/// What became of a slot's heads: the largest failure, else whether one was truncated. If all have
+/// failed, nothing has changed; if only some have, the slot is blocked.
 template <class Policy>
-Status status_of_heads(const StatePoolView<Policy>& pool, Index slot) {
+Status settle_slot(const StatePoolView<Policy>& pool, Index slot) {
   Status worst = Status::ok;
+  Index failures = 0;
   for (Index h = 0; h < pool.config.value_heads; ++h) {
     const Status status = *pool.head(slot, h).status;
     if (status == Status::ok) continue;
-    const bool replaces = worst == Status::ok || worst == Status::truncated ||
-                          (status != Status::truncated && status > worst);
-    if (replaces) worst = status;
+    if (status == Status::truncated) {
+      if (failures == 0) worst = status;
+    } else if (++failures == 1 || status > worst) {
+      worst = status;
+    }
+  }
+  SlotRecord& record = pool.slot(slot);
+  if (failures == 0) {
+    record.blocked = Status::ok;
+    record.buffered = 0;
+  } else if (failures < pool.config.value_heads) {
+    record.blocked = worst;
   }
   return worst;
 }
@@ -142,13 +152,8 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
       });
   for (Index b = 0; b < entries; ++b) {
     if (!works(b)) continue;
-    SlotRecord& record = pool.slot(slots[b]);
-    record.entry = -1;
-    const Status status = status_of_heads(pool, slots[b]);
-    outcome.set(b, status);
-    const bool done = status == Status::ok || status == Status::truncated;
-    record.blocked = done ? Status::ok : status;
-    if (done) record.buffered = 0;
+    pool.slot(slots[b]).entry = -1;
+    outcome.set(b, settle_slot(pool, slots[b]));
   }
   return outcome.first();
 }
@@ -161,9 +166,9 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 ///
 /// @param slots     entries; padding is skipped
 /// @param statuses  if not null, one for each entry: invalid_slot (also for a slot named twice),
-///                  draft_open, truncated, overflow, workspace_too_small. A slot of which a head
-///                  overflows goes no further until it is released or reset: `step` and `compact`
-///                  answer with the same status.
+///                  draft_open, truncated, overflow, workspace_too_small. A slot of which some
+///                  heads overflow and others have been compacted goes no further until it is
+///                  released or reset: `step` and `compact` answer with the same status.
 /// @param reports   if not null, entries x value_heads; of entries that are left out or refused,
 ///                  and of heads that failed, nothing is written
 /// @returns a status that is not ok, if an entry has one

@@ -42,8 +42,9 @@ struct DenseStates {
 /// @param certificates  value_heads numbers: how far the dense states themselves may be from exact
 ///                      ones, as `materialize` reports it; null: exact
 /// @returns invalid_slot, draft_open, invalid_argument (tokens, method or a certificate);
-///          non_finite_input; truncated as in `compact`; overflow, workspace_too_small, after which
-///          the slot goes no further until it is released or reset
+///          non_finite_input; truncated as in `compact`; overflow, workspace_too_small. If some heads
+///          fail and others do not, the slot goes no further until it is released, reset or
+///          initialised.
 /// Allocates nothing.
 template <class Teams, class Policy, class Method = RandomizedSvd>
 Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
@@ -84,13 +85,8 @@ Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
             initialize(team, view, dense.head(h, config), method, certificate, &done);
         return status == Status::ok && detail::lacked_rows(view, done) ? Status::truncated : status;
       });
-  const Status status = detail::status_of_heads(pool, slot);
-  const bool done = status == Status::ok || status == Status::truncated;
-  record.blocked = done ? Status::ok : status;
-  if (done) {
-    record.buffered = 0;
-    record.tokens = tokens;
-  }
+  const Status status = detail::settle_slot(pool, slot);
+  if (status == Status::ok || status == Status::truncated) record.tokens = tokens;
   return status;
 }
 

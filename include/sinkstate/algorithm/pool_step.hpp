@@ -317,7 +317,6 @@ Status step(Teams& teams, StatePoolView<Policy> pool,
     for (Index h = 0; pool.in_use(slot) && h < config.value_heads; ++h) {
       const auto state = pool.state(slot, h);
       const Index applied = state.buffered() - record.buffered;
-      // Heads that a compaction could not do are blocked, and no entry works on them.
       if (applied > 0) (void)roll_back(state, applied);
     }
   }

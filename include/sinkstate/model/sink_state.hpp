@@ -164,6 +164,17 @@ struct SinkStateView {
 
 namespace detail {
 
+/// @throws Error for memory that is too small or misaligned
+inline void check_memory(const char* what, std::size_t wanted, const void* memory,
+                         std::size_t size) {
+  if (size < wanted) refuse(what, std::to_string(wanted) + " bytes", std::to_string(size));
+  const auto misalignment = reinterpret_cast<std::uintptr_t>(memory) % Workspace::alignment;
+  if (memory == nullptr || misalignment != 0) {
+    refuse(what, "an address aligned to 64 bytes",
+           memory == nullptr ? "null" : "one off by " + std::to_string(misalignment));
+  }
+}
+
 /// The direction, or an `Error` when the policy's sink and the pointer do not fit together.
 template <class Policy>
 const typename Policy::Compute* check_sink_direction(const StateConfig& config,
@@ -239,15 +250,7 @@ std::size_t state_bytes(const StateConfig& config) {
 template <class Policy>
 SinkStateView<Policy> make_view(void* memory, std::size_t size, const StateConfig& config,
                                 const typename Policy::Compute* sink_direction = nullptr) {
-  const std::size_t wanted = state_bytes<Policy>(config);
-  if (size < wanted) {
-    detail::refuse("memory of a state", std::to_string(wanted) + " bytes", std::to_string(size));
-  }
-  const auto misalignment = reinterpret_cast<std::uintptr_t>(memory) % Workspace::alignment;
-  if (memory == nullptr || misalignment != 0) {
-    detail::refuse("memory of a state", "an address aligned to 64 bytes",
-                   memory == nullptr ? "null" : "one off by " + std::to_string(misalignment));
-  }
+  detail::check_memory("memory of a state", state_bytes<Policy>(config), memory, size);
   detail::check_sink_direction<Policy>(config, sink_direction);
   Workspace workspace(memory, size);
   const auto view = SinkStateView<Policy>::carve(workspace, config, sink_direction);

@@ -22,19 +22,17 @@ SINKSTATE_NAMESPACE_BEGIN
 
 /// What the heads of one slot share.
 struct alignas(64) SlotRecord {
-  std::int64_t tokens =
-      0;  ///< seen since the slot was empty, those it was initialised with included
+  std::int64_t tokens = 0;    ///< of the request, those it was initialised with included
   std::int32_t in_use = 0;    ///< holds a request
   std::int32_t buffered = 0;  ///< tokens, in each head
-  std::int32_t draft = -1;  ///< tokens that were buffered when a draft was opened; -1: none is open
-  /// Of a compaction or initialisation that one of the heads could not do: the slot goes no
-  /// further.
+  std::int32_t draft = -1;    ///< tokens buffered when a draft was opened; -1: none is open
+  /// Of a compaction or initialisation that some of the heads could do and others not: they are out
+  /// of step, and the slot goes no further.
   Status blocked = Status::ok;
 
   // Of the call under way:
   std::int32_t entry = -1;              ///< of the batch, that works on this slot
   std::int32_t readers = 0;             ///< entries that read it
-  std::int32_t arriving = 0;            ///< tokens
   Status status = Status::ok;           ///< of that entry
   std::atomic<std::int32_t> failed{0};  ///< the largest status among the heads
 };
@@ -299,11 +297,6 @@ const MatrixView<const typename Policy::Compute>& check_sink_directions(
 template <class Policy>
 PoolBytes pool_bytes(const PoolConfig& config) {
   using View = StatePoolView<Policy>;
-  const auto total = [](const PoolConfig& given) {
-    Workspace count;
-    View::carve(count, given, {});
-    return count.used();
-  };
   Workspace count;
   const View view = View::carve(count, detail::check_pool<Policy>(config), {});
   const StateConfig& state = config.state;
@@ -319,9 +312,11 @@ PoolBytes pool_bytes(const PoolConfig& config) {
   bytes.most_rows = View::most_rows(state);
   bytes.fixed = bytes.total - static_cast<std::size_t>(config.slots) * bytes.slot -
                 static_cast<std::size_t>(bytes.rows) * bytes.row;
-  PoolConfig worst = config;
-  worst.quota = worst.reserve = 0;
-  bytes.worst = total(detail::check_pool<Policy>(worst));
+  PoolConfig generous = config;
+  generous.quota = generous.reserve = 0;
+  Workspace worst;
+  View::carve(worst, detail::check_pool<Policy>(generous), {});
+  bytes.worst = worst.used();
   return bytes;
 }
 
@@ -356,15 +351,7 @@ template <class Policy>
 StatePoolView<Policy> make_pool(
     void* memory, std::size_t size, const PoolConfig& config,
     const MatrixView<const typename Policy::Compute>& sink_directions = {}) {
-  const std::size_t wanted = pool_bytes<Policy>(config).total;
-  if (size < wanted) {
-    detail::refuse("memory of a pool", std::to_string(wanted) + " bytes", std::to_string(size));
-  }
-  const auto misalignment = reinterpret_cast<std::uintptr_t>(memory) % Workspace::alignment;
-  if (memory == nullptr || misalignment != 0) {
-    detail::refuse("memory of a pool", "an address aligned to 64 bytes",
-                   memory == nullptr ? "null" : "one off by " + std::to_string(misalignment));
-  }
+  detail::check_memory("memory of a pool", pool_bytes<Policy>(config).total, memory, size);
   detail::check_sink_directions<Policy>(config, sink_directions);
   Workspace workspace(memory, size);
   const auto pool = StatePoolView<Policy>::carve(workspace, config, sink_directions);
