@@ -18,6 +18,7 @@
 #include "replay/trace.hpp"
 #include "support/matrices.hpp"
 #include "support/state_runner.hpp"
+#include "traces.hpp"
 
 namespace {
 
@@ -72,19 +73,12 @@ void shares(benchmark::State& bench, const tools::Trace& trace) {
 }
 
 void add(const std::string& path) {
-  const std::string name = "fixed-rank/" + path.substr(path.find_last_of('/') + 1);
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [path](benchmark::State& bench) {
-                                 const tools::Trace trace = tools::load_trace(path);
-                                 switch (trace.rule) {
-                                   case tools::Rule::mamba2:
-                                     return shares<Mamba2>(bench, trace);
-                                   case tools::Rule::gated_delta:
-                                     return shares<GatedDelta>(bench, trace);
-                                   case tools::Rule::kimi_delta:
-                                     return shares<KimiDelta>(bench, trace);
-                                 }
-                               })
+  benchmark::RegisterBenchmark(
+      ("fixed-rank/" + bench::file_name(path)).c_str(),
+      [path](benchmark::State& state) {
+        const tools::Trace trace = tools::load_trace(path);
+        bench::with_rule(trace.rule, [&](auto rule) { shares<decltype(rule)>(state, trace); });
+      })
       ->ArgNames({"rank", "buffer"})
       ->Args({16, 8})
       ->Args({16, 16})
@@ -97,13 +91,7 @@ void add(const std::string& path) {
 
 int main(int argc, char** argv) try {
   benchmark::Initialize(&argc, argv);
-  std::vector<std::string> traces(argv + 1, argv + argc);
-  if (traces.empty()) {
-    for (const char* name : {"gated_delta", "kimi_delta", "mamba2"}) {
-      traces.push_back(std::string(SINKSTATE_BENCHMARK_DATA "/") + name + ".safetensors");
-    }
-  }
-  for (const std::string& trace : traces) add(trace);
+  for (const std::string& trace : bench::traces_of(argc, argv)) add(trace);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 } catch (const std::exception& error) {

@@ -2,6 +2,8 @@
 /// Between the dense states of a prefill and the states of a pool.
 #pragma once
 
+#include <cmath>
+
 #include "../config.hpp"
 #include "../core/matrix_view.hpp"
 #include "../core/status.hpp"
@@ -62,11 +64,11 @@ Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
     if (!(certificates[h] >= T(0))) return Status::invalid_argument;
   }
   // All heads are looked at before the first is replaced.
-  teams.for_each(heads, [&](auto& team, Index h) {
+  teams.for_each(heads, [&](auto&, Index h) {
     const auto matrix = dense.head(h, config);
     for (Index i = 0; i < config.d_k; ++i) {
       for (Index j = 0; j < config.d_v; ++j) {
-        if (team.finite(1, &matrix(i, j))) continue;
+        if (std::isfinite(matrix(i, j))) continue;
         detail::raise(record.failed, Status::non_finite_input);
         return;
       }
