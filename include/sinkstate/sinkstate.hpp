@@ -4,6 +4,7 @@
 
 #include "algorithm/advance.hpp"
 #include "algorithm/compact.hpp"
+#include "algorithm/consolidate.hpp"
 #include "algorithm/initialize.hpp"
 #include "algorithm/materialize.hpp"
 #include "algorithm/pool_compact.hpp"
@@ -11,7 +12,9 @@
 #include "algorithm/pool_snapshot.hpp"
 #include "algorithm/pool_step.hpp"
 #include "algorithm/read_out.hpp"
+#include "algorithm/stagger.hpp"
 #include "algorithm/workspace_bytes.hpp"
+#include "host/consolidator.hpp"
 #include "host/host_team.hpp"
 #include "host/host_teams.hpp"
 #include "model/pool_slots.hpp"

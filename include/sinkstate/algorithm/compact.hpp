@@ -60,6 +60,7 @@ SINKSTATE_HOST_DEVICE bool fold_into_factors(Team& team, const SinkStateView<Pol
     if (!merge_active(team, state, terms, storage, active, sink, report, rounding)) {
       if (all) return false;
       // More terms than fit: all of them, once more.
+      report.recompressed = true;
       gather_terms(team, state, terms, state.rank());
       return merge_active(team, state, terms, storage, state.rank(), sink, report, rounding);
     }
@@ -88,13 +89,16 @@ SINKSTATE_HOST_DEVICE bool fold_into_factors(Team& team, const SinkStateView<Pol
 /// the capacity suffice. FixedRank keeps the `rank_cap` strongest terms, found by subspace
 /// iteration. DenseBuffered adds the buffer to the matrix.
 ///
-/// @param report  if not null, what was done
+/// @param report          if not null, what was done
+/// @param may_recompress  false: LocalSvd leaves a rank that has grown too far to the next
+///                        compaction, as long as all terms fit
 /// @returns overflow, workspace_too_small; ok without effect when nothing is buffered
 /// Allocates nothing. O((d_k + d_v) c^2 + c^3) for c = rank + buffered, LocalSvd mostly for c =
 /// active + buffered; dense O(d_k d_v buffered).
 template <class Team, class Policy>
 SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
-                                     CompactionReport* report = nullptr) noexcept {
+                                     CompactionReport* report = nullptr,
+                                     bool may_recompress = true) noexcept {
   using T = typename Policy::Compute;
   using Stored = typename Policy::Stored;
   const StateConfig& config = state.config;
@@ -113,7 +117,8 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
   if (memory.exhausted()) return Status::workspace_too_small;
   auto& terms = scratch.terms;
 
-  const Index active = detail::active_terms(state);
+  const Index active = detail::active_terms(state, may_recompress);
+  done.recompressed = may_recompress && detail::overgrowth(state) > 0;
   if (!detail::gather_terms(team, state, terms, active)) return Status::overflow;
   T sink = T(0);
   if constexpr (Policy::Sink::present) {
@@ -135,6 +140,7 @@ SINKSTATE_HOST_DEVICE Status compact(Team& team, SinkStateView<Policy> state,
         if (!state.may_turn_dense()) return Status::overflow;
         // The decomposition has consumed the terms, and nothing of it is kept.
         done.decomposed = 0;
+        done.recompressed = false;
         done.sweeps = 0;
         detail::gather_terms(team, state, terms, state.rank());
       }

@@ -19,9 +19,10 @@ struct CompactionReport {
   Index rank_after = 0;   ///< terms kept; 0 when the body is dense
   Index decomposed = 0;   ///< terms and tokens decomposed together, the others were frozen; 0 when
                           ///< the body was dense or is now
-  Index tail = 0;         ///< frozen terms decomposed among themselves
-  Index projected = 0;    ///< directions of the subspace that a fixed rank was taken from; 0: exact
-  double dropped = 0;     ///< bound of the Frobenius norm of what was truncated
+  bool recompressed = false;  ///< all terms were, because they had become too many (LocalSvd)
+  Index tail = 0;             ///< frozen terms decomposed among themselves
+  Index projected = 0;  ///< directions of the subspace that a fixed rank was taken from; 0: exact
+  double dropped = 0;   ///< bound of the Frobenius norm of what was truncated
   double rounded = 0;   ///< and of what rounding to a narrow format changed, unless `dropped` is a
                         ///< computed residual, which has both
   int sweeps = 0;       ///< of the Jacobi iteration, the longer one if there were two

@@ -15,21 +15,37 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-/// Terms of the body that the next compaction decomposes: all of them, or LocalSvd's active ones
-/// unless the rank has grown too far.
+/// Whether a compaction may leave terms out.
 template <class Policy>
-SINKSTATE_HOST_DEVICE Index active_terms(const SinkStateView<Policy>& state) {
-  Index active = state.rank();
-  if constexpr (std::is_same_v<typename Policy::Compaction, LocalSvd>) {
+inline constexpr bool freezes = std::is_same_v<typename Policy::Compaction, LocalSvd>;
+
+/// Terms of the body beyond those at which all are decomposed: 0, no more than that.
+template <class Policy>
+SINKSTATE_HOST_DEVICE Index overgrowth(const SinkStateView<Policy>& state) {
+  if constexpr (freezes<Policy>) {
     const StateConfig& config = state.config;
     const double limit =
         config.recompress_growth * static_cast<double>(state.record->settled_rank) +
         static_cast<double>(config.recompress_slack);
-    const bool grown = config.recompress_growth > 0 && static_cast<double>(active) > limit;
-    const Index usual = SinkStateView<Policy>::active(config);
-    if (!grown && usual < active) active = usual;
+    const Index rank = state.rank();
+    const bool frozen = rank > SinkStateView<Policy>::active(config);
+    if (frozen && config.recompress_growth > 0 && static_cast<double>(rank) > limit) {
+      return rank - static_cast<Index>(limit);
+    }
   }
-  return active;
+  return 0;
+}
+
+/// Terms of the body that the next compaction decomposes: all of them, or LocalSvd's active ones
+/// unless the rank has grown too far.
+template <class Policy>
+SINKSTATE_HOST_DEVICE Index active_terms(const SinkStateView<Policy>& state, bool may_recompress) {
+  const Index rank = state.rank();
+  if constexpr (freezes<Policy>) {
+    const Index usual = SinkStateView<Policy>::active(state.config);
+    if (usual < rank && !(may_recompress && overgrowth(state) > 0)) return usual;
+  }
+  return rank;
 }
 
 /// Decomposes the active terms and the buffer, and merges the result with the frozen terms.

@@ -113,9 +113,56 @@ Status settle_slot(const StatePoolView<Policy>& pool, Index slot) {
   return worst;
 }
 
+/// Which of many states may be recompressed for their rank.
+struct RecompressionGrant {
+  Index overgrowth = 0;  ///< states with more do
+  Index last = -1;       ///< and those with as much, up to this one
+  bool includes(Index i, Index grown) const {
+    return grown > overgrowth || (grown == overgrowth && i <= last);
+  }
+};
+
+/// Shares out the recompressions of a step: states that may not fit otherwise first, then those
+/// that have grown most, then in order. What is left of them is in `recompressions`; null: all may.
+/// @param grown_of  grown_of(i): overgrowth of state i, at most `most`
+template <class GrownOf>
+RecompressionGrant share_out(Index count, Index most, const GrownOf& grown_of,
+                             Index* recompressions) {
+  if (recompressions == nullptr) return {};
+  const Index cap = *recompressions < 0 ? 0 : *recompressions;
+  const auto above = [&](Index overgrowth) {
+    Index states = 0;
+    for (Index i = 0; i < count; ++i) states += grown_of(i) > overgrowth ? 1 : 0;
+    return states;
+  };
+  RecompressionGrant grant;
+  const Index wanted = above(0);
+  if (wanted <= cap) {
+    *recompressions = cap - wanted;
+    return grant;
+  }
+  // The least overgrowth that no more states than the cap exceed is in (low, high].
+  Index low = 0;
+  Index high = most;
+  while (high - low > 1) {
+    const Index middle = low + (high - low) / 2;
+    (above(middle) > cap ? low : high) = middle;
+  }
+  grant.overgrowth = high;
+  Index left = cap - above(high);
+  for (Index i = 0; i < count && left > 0; ++i) {
+    if (grown_of(i) != high) continue;
+    grant.last = i;
+    --left;
+  }
+  *recompressions = 0;
+  return grant;
+}
+
 template <class Teams, class Policy>
 Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std::int32_t* slots,
-                     Index entries, bool only_due, Status* statuses, CompactionReport* reports) {
+                     Index entries, bool only_due, Status* statuses, CompactionReport* reports,
+                     Index* recompressions) {
   BatchStatus outcome(statuses);
   const Index heads = pool.config.value_heads;
   const auto works = [&](Index b) {
@@ -135,18 +182,30 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
           status = Status::draft_open;
         } else {
           record.entry = static_cast<std::int32_t>(b);
+          if (record.buffered > 0) record.bodies.change();
         }
       }
     }
     outcome.set(b, status);
   }
+  const auto grown = [&](const SinkStateView<Policy>& state) {
+    const Index capacity = SinkStateView<Policy>::rank_capacity(state.config);
+    const Index more = state.buffered() > 0 ? overgrowth(state) : 0;
+    return more > 0 && state.rank() + state.buffered() > capacity ? capacity : more;
+  };
+  const auto grown_of = [&](Index i) {
+    return works(i / heads) ? grown(pool.state(slots[i / heads], i % heads)) : 0;
+  };
+  const RecompressionGrant grant =
+      share_out(entries * heads, SinkStateView<Policy>::rank_capacity(pool.config.state), grown_of,
+                recompressions);
   rewrite_bodies(
       teams, pool, entries * heads,
       [&](Index i) { return works(i / heads) ? Index{slots[i / heads]} : Index{-1}; },
       [](const auto& view) { return rows_to_compact(view); },
       [&](auto& team, Index i, const auto& view) {
         CompactionReport done;
-        const Status status = compact(team, view, &done);
+        const Status status = compact(team, view, &done, grant.includes(i, grown(view)));
         if (status == Status::ok && reports != nullptr) reports[i] = done;
         return status == Status::ok && lacked_rows(view, done) ? Status::truncated : status;
       });
@@ -171,20 +230,28 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 ///                  released or reset: `step` and `compact` answer with the same status.
 /// @param reports   if not null, entries x value_heads; of entries that are left out or refused,
 ///                  and of heads that failed, nothing is written
+/// @param recompressions  how many states may yet be decomposed whole in this step because their
+///                  rank has grown too far (LocalSvd), less those of this call on return; null: all
+///                  that have. The others are compacted like any and come to their turn at a later
+///                  compaction, first those whose rank has grown furthest. A state whose terms do
+///                  not fit otherwise is decomposed in any case.
 /// @returns a status that is not ok, if an entry has one
 /// Allocates nothing. The work of `compact` on single states.
 template <class Teams, class Policy>
 Status compact(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots, Index entries,
-               Status* statuses = nullptr, CompactionReport* reports = nullptr) noexcept {
-  return detail::compact_slots(teams, pool, slots, entries, false, statuses, reports);
+               Status* statuses = nullptr, CompactionReport* reports = nullptr,
+               Index* recompressions = nullptr) noexcept {
+  return detail::compact_slots(teams, pool, slots, entries, false, statuses, reports,
+                               recompressions);
 }
 
 /// `compact` for those of the requests that are due; others, and open drafts, are left as they are.
 template <class Teams, class Policy>
 Status compact_due(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots,
-                   Index entries, Status* statuses = nullptr,
-                   CompactionReport* reports = nullptr) noexcept {
-  return detail::compact_slots(teams, pool, slots, entries, true, statuses, reports);
+                   Index entries, Status* statuses = nullptr, CompactionReport* reports = nullptr,
+                   Index* recompressions = nullptr) noexcept {
+  return detail::compact_slots(teams, pool, slots, entries, true, statuses, reports,
+                               recompressions);
 }
 
 SINKSTATE_NAMESPACE_END

@@ -77,6 +77,7 @@ Status initialize(Teams& teams, StatePoolView<Policy> pool, Index slot,
   const Status checked = detail::take_failure(record.failed);
   if (checked != Status::ok) return checked;
 
+  record.bodies.change();
   detail::rewrite_bodies(
       teams, pool, heads, [&](Index) { return slot; },
       [](const auto& view) { return StatePoolView<Policy>::most_rows(view.config); },

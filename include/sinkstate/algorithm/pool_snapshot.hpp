@@ -667,6 +667,7 @@ Status restore(StatePoolView<Policy> pool, Index slot, const SnapshotBytes* piec
   const Status status = detail::check_pieces(pool, slot, pieces, count, tokens);
   if (status != Status::ok) return status;
 
+  pool.slot(slot).bodies.change();
   for (Index h = 0; pool.in_use(slot) && h < pool.config.value_heads; ++h) {
     detail::hold_rows(pool, pool.head(slot, h), 0);
   }

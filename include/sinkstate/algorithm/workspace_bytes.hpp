@@ -12,6 +12,7 @@
 #include "../model/state_config.hpp"
 #include "advance.hpp"
 #include "compact.hpp"
+#include "consolidate.hpp"
 #include "initialize.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -34,6 +35,11 @@ std::size_t workspace_bytes(const StateConfig& config, const Method& method = {}
   Workspace compacting;
   detail::CompactScratch<Policy>(config, compacting);
   include(compacting);
+  if constexpr (detail::freezes<Policy>) {
+    Workspace consolidating;
+    detail::consolidation_scratch<Policy>(config, consolidating);
+    include(consolidating);
+  }
   Workspace materializing;
   detail::CurrentTerms<Policy>(config, materializing);
   materializing.take<typename Policy::Compute>(config.d_v);

@@ -55,6 +55,7 @@ void trim_rows(const StatePoolView<Policy>& pool,
 /// A slot whose states are empty.
 template <class Policy>
 void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
+  pool.slot(slot).bodies.change();
   for (Index h = 0; h < pool.config.value_heads; ++h) {
     const auto head = pool.head(slot, h);
     hold_rows(pool, head, Policy::Compaction::low_rank ? 0 : pool.dense_rows(pool.config.state));
@@ -86,6 +87,7 @@ void copy_slot(const StatePoolView<Policy>& pool, Index from, Index to) {
   const StateConfig& config = pool.config.state;
   const Index width = config.d_k + config.d_v;
   const Index scales = View::Factors::row_scales(config.d_k, config.d_v);
+  pool.slot(to).bodies.change();
   // Rows that the copy has already are given back first: others of its heads may need them.
   for (Index h = 0; h < pool.config.value_heads && pool.in_use(to); ++h) {
     hold_rows(pool, pool.head(to, h), 0);
@@ -156,6 +158,7 @@ Status reset(StatePoolView<Policy> pool, Index slot) noexcept {
 template <class Policy>
 Status release(StatePoolView<Policy> pool, Index slot) noexcept {
   if (!pool.in_use(slot)) return Status::invalid_slot;
+  pool.slot(slot).bodies.change();
   for (Index h = 0; h < pool.config.value_heads; ++h) {
     detail::hold_rows(pool, pool.head(slot, h), 0);
   }

@@ -14,6 +14,7 @@
 #include "../core/owner.hpp"
 #include "../core/status.hpp"
 #include "../core/workspace.hpp"
+#include "body_version.hpp"
 #include "pool_config.hpp"
 #include "row_store.hpp"
 #include "sink_state.hpp"
@@ -29,6 +30,7 @@ struct alignas(64) SlotRecord {
   /// Of a compaction or initialisation that some of the heads could do and others not: they are out
   /// of step, and the slot goes no further.
   Status blocked = Status::ok;
+  BodyVersion bodies;  ///< of all heads
 
   // Of the call under way:
   std::int32_t entry = -1;              ///< of the batch, that works on this slot
