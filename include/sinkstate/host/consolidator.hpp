@@ -240,8 +240,8 @@ class Consolidator {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       while (Job* const job = next_result(lock)) swapped += conclude(*job) ? 1 : 0;
-      ++step_;
       start_jobs();
+      ++step_;
       std::swap(failure, failure_);
     }
     submit();
