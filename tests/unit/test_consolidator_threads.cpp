@@ -131,6 +131,14 @@ class Layers {
     }
     consolidator = std::make_unique<Consolidator>(std::move(owned), std::move(options));
   }
+  Layers(Index count, Crank& crank, Index in_flight = 1, Index slots = 1, Index heads = 1)
+      : Layers(count, cranked(crank, in_flight), slots, heads) {
+    crank_ = &crank;
+  }
+  // A consolidator waits for the tasks that it has given away, also where a test has failed.
+  ~Layers() {
+    if (crank_ != nullptr) crank_->turn_all();
+  }
   FakeLayer& operator[](Index layer) { return *layers_[static_cast<std::size_t>(layer)]; }
   void request(Index layer, std::int32_t slot = 0) { consolidator->request(layer, &slot, 1); }
   void compact(Index layer, std::int32_t slot = 0) {
@@ -143,17 +151,17 @@ class Layers {
   std::unique_ptr<Consolidator> consolidator;
 
  private:
+  static ConsolidatorOptions cranked(Crank& crank, Index in_flight) {
+    ConsolidatorOptions options;
+    options.executor = crank.executor();
+    options.in_flight = in_flight;
+    return options;
+  }
   std::vector<FakeLayer*> layers_;
+  Crank* crank_ = nullptr;
 };
 
 using Lines = std::vector<std::string>;
-
-ConsolidatorOptions cranked(Crank& crank, Index in_flight = 1) {
-  ConsolidatorOptions options;
-  options.executor = crank.executor();
-  options.in_flight = in_flight;
-  return options;
-}
 
 std::string error_of(const std::function<void()>& build) {
   try {
@@ -180,7 +188,7 @@ TEST_CASE("consolidator: the four layers of the paper", "[consolidator]") {
   // SinkState, section 4.3, figure 7(b). Two layers compact at each step: L1 and L2 at steps 1, 3,
   // 5, L3 and L4 at steps 2, 4, 6.
   Crank crank;
-  Layers layers(4, cranked(crank));
+  Layers layers(4, crank);
   const auto swaps = [&] { return layers.diary.lines("swap"); };
 
   // Step 1. L1 is downloaded first, consolidated and uploaded.
@@ -246,7 +254,7 @@ TEST_CASE("consolidator, B55, pitfall 10: a result of bodies that have changed i
   for (int stages = 0; stages <= 3; ++stages) {
     CAPTURE(stages);
     Crank crank;
-    Layers layers(1, cranked(crank));
+    Layers layers(1, crank);
     layers.compact(0);
     for (int i = 0; i < stages; ++i) crank.turn();
     layers[0].compact();
@@ -268,7 +276,7 @@ TEST_CASE("consolidator, B55, pitfall 10: a result of bodies that have changed i
 TEST_CASE("consolidator: who waits and changes meanwhile is as new; who is gone is forgotten",
           "[consolidator]") {
   Crank crank;
-  Layers layers(1, cranked(crank), 4);
+  Layers layers(1, crank, 1, 4);
   layers.compact(0, 0);  // takes the only place
   layers.compact(0, 1);
   layers.compact(0, 2);
@@ -287,7 +295,7 @@ TEST_CASE("consolidator: who waits and changes meanwhile is as new; who is gone 
 
 TEST_CASE("consolidator: padding and slots out of range are passed over", "[consolidator]") {
   Crank crank;
-  Layers layers(1, cranked(crank), 2);
+  Layers layers(1, crank, 1, 2);
   const std::int32_t slots[] = {-1, 2, 1000000, 1};
   layers.consolidator->request(0, slots, 4);
   crank.turn_all();
@@ -298,7 +306,7 @@ TEST_CASE("consolidator: padding and slots out of range are passed over", "[cons
 TEST_CASE("consolidator: an executor gets a task for each head, and the upload follows the last",
           "[consolidator]") {
   Crank crank;
-  Layers layers(1, cranked(crank), 1, 3);
+  Layers layers(1, crank, 1, 1, 3);
   layers.compact(0);
   CHECK(crank.tasks() == 1);
   crank.turn();
@@ -318,7 +326,7 @@ TEST_CASE("consolidator: an executor gets a task for each head, and the upload f
 TEST_CASE("consolidator: stages of different slots overlap, as many as may be on their way",
           "[consolidator]") {
   Crank crank;
-  Layers layers(4, cranked(crank, 3));
+  Layers layers(4, crank, 3);
   for (Index l = 0; l < 4; ++l) layers.compact(l);
   CHECK(layers.statistics().in_flight == 3);
   CHECK(layers.statistics().waiting == 1);
@@ -331,7 +339,7 @@ TEST_CASE("consolidator: stages of different slots overlap, as many as may be on
 
 TEST_CASE("consolidator: nothing to merge is done, and nothing is swapped", "[consolidator]") {
   Crank crank;
-  Layers layers(1, cranked(crank));
+  Layers layers(1, crank);
   layers[0].found = ConsolidatedLayer::Found::nothing;
   layers.compact(0);
   crank.turn_all();
@@ -388,7 +396,9 @@ TEST_CASE("consolidator: what a stage throws comes back once, and the others go 
     for (const bool threads : {false, true}) {
       CAPTURE(stage, threads);
       Crank crank;
-      Layers layers(2, threads ? ConsolidatorOptions{} : cranked(crank), 1, 2);
+      const auto made = threads ? std::make_unique<Layers>(2, ConsolidatorOptions{}, 1, 2)
+                                : std::make_unique<Layers>(2, crank, 1, 1, 2);
+      Layers& layers = *made;
       layers[0].fails = stage;
       layers.compact(0);
       layers.compact(1);

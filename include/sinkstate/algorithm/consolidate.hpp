@@ -108,12 +108,10 @@ Status decompose_part(Team& team, const StateConfig& config, const FrozenPart<Po
       memory, SinkStateView<Policy>::rank_capacity(config), config.d_k, config.d_v);
   if (memory.exhausted()) return Status::workspace_too_small;
   list.count = record.before;
-  T before = T(0);
   for (Index i = 0; i < record.before; ++i) {
     team.copy(config.d_k, static_cast<const T*>(part.keys.row(i)), list.keys.row(i));
     team.copy(config.d_v, static_cast<const T*>(part.values.row(i)), list.values.row(i));
     list.weights[i] = part.strengths[i];
-    before += part.strengths[i];
   }
   const auto terms = decompose(team, list);
   const T strongest = terms.count > 0 ? terms.strength(0) : T(0);
@@ -132,6 +130,7 @@ Status decompose_part(Team& team, const StateConfig& config, const FrozenPart<Po
   record.dropped =
       static_cast<double>(terms.norm_from(kept)) * (1.0 + unit_roundoff<T> * roundoffs);
   record.rounding.roundoffs = recompress_roundoffs(config.d_k, config.d_v, record.before);
+  if (StoredAs<typename Policy::Stored>::narrow) record.rounding.roundoffs += 8.0;  // (N15)
   record.rounding.rotations = terms.rotation_error;
   return Status::ok;
 }
@@ -197,7 +196,7 @@ void swap_part(const StatePoolView<Policy>& pool, Index slot, Index head_index,
   }
   if (rank < head.record->settled_rank) head.record->settled_rank = rank;
 
-  // What the body has lost is decayed with it, and no later token adds to it: (N5).
+  // docs/mathematics.md, (16).
   const auto& buffer = head.buffer;
   const T rounding =
       unit_roundoff<T> * bound_product(static_cast<T>(record.rounding.roundoffs), buffer.masses[0]);
@@ -237,7 +236,7 @@ FrozenPart<Policy> consolidation_scratch(const StateConfig& config, Workspace& m
 /// been added to the same directions at different times (paper 1, section 4.3); what `Consolidator`
 /// does on other threads, to the bit. Terms that a compaction would decompose, buffered tokens and
 /// counters stay as they are. A state changes only if its rank falls; what it loses, each by at most
-/// epsilon times its strongest term, its certificate holds.
+/// epsilon times its strongest term, its certificate holds: docs/mathematics.md, (16).
 ///
 /// @param rank_removed  if not null, terms fewer in all heads
 /// @returns invalid_slot, workspace_too_small, or the status of a compaction or initialisation that
