@@ -1,5 +1,6 @@
 // Pools under random requests while a consolidator works on other threads: what comes out is, to the bit, what a
 // reference gets that replays the log of swaps on one thread.
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -75,7 +76,17 @@ class LayerOf : public AnyLayer {
         tensors.set(static_cast<Index>(b), requests_[place(busy[b])], pool.slot(busy[b]).tokens);
       }
       std::vector<Status> statuses(busy.size());
-      (void)step_pool(tensors.batch(busy), statuses.data());
+      auto batch = tensors.batch(busy);
+      std::vector<std::int32_t> targets = busy;
+      if (random.uniform() < 0.1) {  // a fork on the way, into a slot that may be in use
+        const auto target = static_cast<std::int32_t>(random.uniform() * 5);
+        if (std::find(busy.begin() + 1, busy.end(), target) == busy.end()) {
+          targets[0] = target;
+          requests_[place(target)] = seed + 1;
+        }
+      }
+      batch.write_slots = targets.data();
+      (void)step_pool(batch, statuses.data());
       note(tensors.outputs.data(), tensors.outputs.size() * sizeof(tensors.outputs[0]));
       note(statuses.data(), statuses.size() * sizeof(Status));
     }

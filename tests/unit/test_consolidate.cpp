@@ -290,6 +290,56 @@ TEST_CASE("consolidate: merged terms are orthonormal on both sides, and the prod
   CHECK(checked > 10);
 }
 
+TEMPLATE_TEST_CASE("consolidate: what storing rounds is certified, and the mass bounds the terms",
+                   "[consolidate]", Fp16, Bf16, Fp8) {
+  using P = Policy<Mamba2, Host, TestType, LocalSvd>;
+  Random random(test_seed());
+  INFO(seed_note(test_seed()));
+  double closest = 0;
+  for (int run = 0; run < 200; ++run) {
+    PoolConfig config = pool_of(8, 8, 1);
+    config.state.active = 1;
+    config.state.epsilon = 1e-4;
+    config.state.dense_fallback = false;
+    PoolRunner<P> runner(config);
+    runner.admit(0);
+    const auto head = runner.view().head(0, 0);
+    sinkstate::detail::hold_rows(runner.view(), head, 7);
+    *head.rank = 7;
+    const auto state = runner.view().state(0, 0);
+    // An active term, and three in pairs: what is formed of a pair is of length one, which what is
+    // stored is not.
+    HostTeam team(4096);
+    for (Index i = 0; i < 7; ++i) {
+      std::vector<float> x(8);
+      const auto fill = [&](double place) {
+        Random same(static_cast<std::uint64_t>(1000 * run) + static_cast<std::uint64_t>(place));
+        double square = 0;
+        for (float& number : x) {
+          number = static_cast<float>(same.normal());
+          square += double(number) * double(number);
+        }
+        for (float& number : x) number /= static_cast<float>(std::sqrt(square));
+      };
+      fill(static_cast<double>((i + 1) / 2));
+      sinkstate::detail::write_row(team, state.factors.keys(), i, x.data(), {});
+      fill(static_cast<double>((i + 1) / 2) + 500);
+      sinkstate::detail::write_row(team, state.factors.values(), i, x.data(), {});
+      state.factors.strength(i) = i == 0 ? 1e-3f : static_cast<float>(1 - random.uniform() * 0.1);
+    }
+    state.buffer.masses[0] = sinkstate::detail::strengths_sum(state);
+    const auto before = runner.dense(0);
+    PoolRunner<P>::require(consolidate(runner.teams(), runner.view(), 0));
+    REQUIRE(state.rank() == 4);
+    const double change = oracle::frobenius_distance(runner.dense(0), before);
+    CAPTURE(run, change);
+    REQUIRE(change <= static_cast<double>(state.certificate()));
+    closest = std::max(closest, change / static_cast<double>(state.certificate()));
+    REQUIRE(state.buffer.masses[0] >= sinkstate::detail::strengths_sum(state));
+  }
+  CHECK(closest > 0.3);
+}
+
 TEMPLATE_LIST_TEST_CASE(
     "consolidate: the certificate is never below the true error, whenever it is done",
     "[consolidate]", Consolidated) {

@@ -337,6 +337,20 @@ TEST_CASE("consolidator: stages of different slots overlap, as many as may be on
   CHECK(layers.consolidator->swap() == 1);
 }
 
+TEST_CASE("consolidator: one slot of a layer is on its way once at a time", "[consolidator]") {
+  Crank crank;
+  Layers layers(1, crank, 3);
+  layers.compact(0);
+  layers.compact(0);
+  layers.request(0);
+  CHECK(layers.statistics().in_flight == 1);
+  CHECK(layers.statistics().waiting == 1);
+  crank.turn_all();
+  CHECK(layers.consolidator->swap() == 1);
+  CHECK(layers.statistics().stale == 1);
+  CHECK(layers.statistics().waiting == 0);
+}
+
 TEST_CASE("consolidator: nothing to merge is done, and nothing is swapped", "[consolidator]") {
   Crank crank;
   Layers layers(1, crank);
