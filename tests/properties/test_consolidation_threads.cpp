@@ -69,23 +69,25 @@ class LayerOf : public AnyLayer {
     for (Index s = 0; s < pool.config.slots; ++s) {
       if (pool.in_use(s)) busy.push_back(static_cast<std::int32_t>(s));
     }
-    // A token of every request; what does not fit is refused in both pools alike.
+    // A token of every request; what does not fit is refused in both pools alike. Sometimes one forks
+    // on the way, and takes the place of another.
     if (!busy.empty()) {
-      auto tensors = runner_.tensors(static_cast<Index>(busy.size()));
-      for (std::size_t b = 0; b < busy.size(); ++b) {
-        tensors.set(static_cast<Index>(b), requests_[place(busy[b])], pool.slot(busy[b]).tokens);
-      }
-      std::vector<Status> statuses(busy.size());
-      auto batch = tensors.batch(busy);
-      std::vector<std::int32_t> targets = busy;
-      if (random.uniform() < 0.1) {  // a fork on the way, into a slot that may be in use
+      std::vector<std::int32_t> entries = busy, targets;
+      if (random.uniform() < 0.15) {
         const auto target = static_cast<std::int32_t>(random.uniform() * 5);
-        if (std::find(busy.begin() + 1, busy.end(), target) == busy.end()) {
-          targets[0] = target;
-          requests_[place(target)] = seed + 1;
-        }
+        entries.erase(std::remove(entries.begin() + 1, entries.end(), target), entries.end());
+        targets = entries;
+        targets[0] = target;
+        requests_[place(target)] = seed + 1;
       }
-      batch.write_slots = targets.data();
+      auto tensors = runner_.tensors(static_cast<Index>(entries.size()));
+      for (std::size_t b = 0; b < entries.size(); ++b) {
+        const std::int32_t s = entries[b];
+        tensors.set(static_cast<Index>(b), requests_[place(s)], pool.slot(s).tokens);
+      }
+      std::vector<Status> statuses(entries.size());
+      auto batch = tensors.batch(entries);
+      if (!targets.empty()) batch.write_slots = targets.data();
       (void)step_pool(batch, statuses.data());
       note(tensors.outputs.data(), tensors.outputs.size() * sizeof(tensors.outputs[0]));
       note(statuses.data(), statuses.size() * sizeof(Status));
