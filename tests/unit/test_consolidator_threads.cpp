@@ -301,6 +301,8 @@ TEST_CASE("consolidator: padding and slots out of range are passed over", "[cons
   crank.turn_all();
   layers.consolidator->swap();
   CHECK(layers.diary.lines("swap") == Lines{"L1 1"});
+  CHECK_THAT(error_of([&] { layers.request(1); }), Catch::Contains("given 1"));
+  CHECK_THAT(error_of([&] { layers.request(-1); }), Catch::Contains("given -1"));
 }
 
 TEST_CASE("consolidator: an executor gets a task for each head, and the upload follows the last",
@@ -363,7 +365,23 @@ TEST_CASE("consolidator: nothing to merge is done, and nothing is swapped", "[co
   CHECK(layers.statistics().stale == 0);
 }
 
-TEST_CASE("consolidator: deterministic, a result comes so many calls after it began",
+TEST_CASE("consolidator: deterministic, it does not matter when a thread has looked",
+          "[consolidator]") {
+  ConsolidatorOptions options;
+  options.delay = 2;
+  Layers layers(1, options);
+  layers[0].found = ConsolidatedLayer::Found::nothing;
+  layers.compact(0);
+  layers.consolidator->swap();
+  REQUIRE(comes_true([&] { return layers.diary.lines("download").size() == 1; }));
+  layers[0].compact();
+  layers.consolidator->swap();
+  layers.consolidator->swap();
+  CHECK(layers.statistics().stale == 1);
+  CHECK(layers.statistics().done == 0);
+}
+
+TEST_CASE("consolidator: deterministic, a result, a result comes so many calls after it began",
           "[consolidator]") {
   ConsolidatorOptions options;
   std::vector<SwapRecord> log;

@@ -215,7 +215,9 @@ class Consolidator {
   /// Slots of a layer that have just been compacted: they are to be consolidated when their turn
   /// comes. Padding and others that hold no request may be among them.
   /// @param layer  as given to the constructor, 0 for the first
+  /// @throws Error for a layer that there is not
   void request(Index layer, const std::int32_t* slots, Index entries) {
+    detail::in_range(0, static_cast<Index>(layers_.size()) - 1, "layer to be consolidated", layer);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       const ConsolidatedLayer& source = *layers_[static_cast<std::size_t>(layer)];
@@ -339,7 +341,7 @@ class Consolidator {
     }
     return false;
   }
-  /// Of the jobs in a stage that no thread is at or has finished, the one that began first.
+  /// Of the jobs in a stage with parts that no thread has taken, the one that began first.
   Job* first_job(Stage stage) {
     Job* first = nullptr;
     for (Job& job : jobs_) {
@@ -411,7 +413,9 @@ class Consolidator {
   bool conclude(Job& job) {
     Unit& unit = this->unit(job.layer, job.slot);
     ConsolidatedLayer& layer = layer_of(job);
-    if (job.outcome == Outcome::good && layer.version(job.slot) != job.version) {
+    // Also where nothing was found: whether a thread has looked before the change or behind it shall
+    // not matter.
+    if (job.outcome != Outcome::failed && layer.version(job.slot) != job.version) {
       job.outcome = Outcome::stale;
     }
     job.stage = Stage::idle;
