@@ -390,13 +390,13 @@ TEMPLATE_LIST_TEST_CASE(
       batch.write_strengths.data = &strength;
       PoolRunner<P>::require(step(teams, pool, batch));
       if (random.uniform() < 0.3) {
-        const std::uint64_t version = pool.slot(0).bodies.now();
+        const std::uint64_t of_bodies = pool.slot(0).bodies.now();
         const Index before = pool.state(0, 0).rank();
         Index removed = 0;
         PoolRunner<P>::require(consolidate(teams, pool, 0, &removed));
         const auto state = pool.state(0, 0);
         CHECK(state.rank() == before - removed);
-        CHECK(pool.slot(0).bodies.now() > version);
+        CHECK(pool.slot(0).bodies.now() > of_bodies);
         CHECK(report(pool).rows == (state.dense() ? pool.dense_rows(config.state) : state.rank()));
         removed_in_all += removed;
         double mass = 0;

@@ -53,7 +53,10 @@ class Diary {
 class FakeLayer : public ConsolidatedLayer {
  public:
   FakeLayer(std::string name, Diary& diary, Index slots = 1, Index heads = 1)
-      : name_(std::move(name)), diary_(diary), heads_(heads), versions_(slots) {}
+      : name_(std::move(name)),
+        diary_(diary),
+        heads_(heads),
+        versions_(static_cast<std::size_t>(slots)) {}
 
   Index slots() const override { return static_cast<Index>(versions_.size()); }
   Index heads() const override { return heads_; }
