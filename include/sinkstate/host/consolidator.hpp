@@ -149,7 +149,7 @@ struct ConsolidatorOptions {
   /// That decompose, each a head at a time; one more downloads, and one uploads.
   Index threads = 1;
   /// Slots of layers on their way at once. A result takes its place until it is swapped in.
-  Index in_flight = 3;
+  Index in_flight = 8;
   /// 0: a result is swapped in as soon as it is ready. More: deterministic; work begins in `swap`
   /// alone, and a result is swapped in as many calls later, which waits for it if need be.
   Index delay = 0;
