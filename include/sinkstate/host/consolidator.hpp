@@ -149,7 +149,7 @@ struct ConsolidatorOptions {
   /// That decompose, each a head at a time; one more downloads, and one uploads.
   Index threads = 1;
   /// Slots of layers on their way at once. A result takes its place until it is swapped in.
-  Index in_flight = 8;
+  Index in_flight = 16;
   /// 0: a result is swapped in as soon as it is ready. More: deterministic; work begins in `swap`
   /// alone, and a result is swapped in as many calls later, which waits for it if need be.
   Index delay = 0;
@@ -217,6 +217,7 @@ class Consolidator {
   /// @param layer  as given to the constructor, 0 for the first
   /// @throws Error for a layer that there is not
   void request(Index layer, const std::int32_t* slots, Index entries) {
+    bool started = false;
     detail::in_range(0, static_cast<Index>(layers_.size()) - 1, "layer to be consolidated", layer);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -228,9 +229,9 @@ class Consolidator {
         if (!unit.waiting) unit.since = ++clock_;
         unit.waiting = true;
       }
-      if (options_.delay == 0) start_jobs();
+      started = options_.delay == 0 && start_jobs();
     }
-    submit();
+    if (started) hand_out();
   }
 
   /// Swaps in what is ready; once a step.
@@ -239,14 +240,15 @@ class Consolidator {
   Index swap() {
     std::exception_ptr failure;
     Index swapped = 0;
+    bool started = false;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       while (Job* const job = next_result(lock)) swapped += conclude(*job) ? 1 : 0;
-      start_jobs();
+      started = start_jobs();
       ++step_;
       std::swap(failure, failure_);
     }
-    submit();
+    if (started) hand_out();
 #if defined(__cpp_exceptions)
     if (failure) std::rethrow_exception(failure);
 #endif
@@ -358,7 +360,9 @@ class Consolidator {
   }
 
   /// Begins with those whose turn it is, as long as there is a place; O(units).
-  void start_jobs() {
+  /// @returns whether there is something to do for somebody
+  bool start_jobs() {
+    bool started = false;
     for (Job& job : jobs_) {
       if (job.stage != Stage::idle) continue;
       Unit* best = nullptr;
@@ -377,14 +381,16 @@ class Consolidator {
           job.slot = slot;
         }
       }
-      if (best == nullptr) return;
+      if (best == nullptr) break;
       best->waiting = false;
       job.outcome = Outcome::good;
       job.version = best->version;
       job.order = ++clock_;
       job.step = step_;
       enter(job, Stage::download);
+      started = true;
     }
+    return started;
   }
 
   void enter(Job& job, Stage stage) {
@@ -393,7 +399,6 @@ class Consolidator {
     if (options_.executor && stage != Stage::ready && !ending_) {
       for (Index i = 0; i < job.parts; ++i) tasks_.push_back(&job);
     }
-    changed_.notify_all();
   }
 
   /// The next result to swap in or drop at this step, in the order in which jobs began.
@@ -419,7 +424,6 @@ class Consolidator {
       job.outcome = Outcome::stale;
     }
     job.stage = Stage::idle;
-    changed_.notify_all();
     unit.dropped = job.outcome == Outcome::stale;
     if (job.outcome == Outcome::failed) {
       statistics_.failed += 1;
@@ -482,8 +486,9 @@ class Consolidator {
       enter(job, Stage::ready);  // its place is free no earlier than if it were good
     } else {
       conclude(job);
-      start_jobs();
+      (void)start_jobs();
     }
+    changed_.notify_all();
   }
 
   // --- without it ---
@@ -506,8 +511,9 @@ class Consolidator {
     return Outcome::good;
   }
 
-  /// Gives the executor what there is to do.
-  void submit() {
+  /// Wakes the threads, or gives the executor what there is to do.
+  void hand_out() {
+    changed_.notify_all();
     for (;;) {
       Job* job = nullptr;
       {
@@ -522,7 +528,7 @@ class Consolidator {
           std::unique_lock<std::mutex> lock(mutex_);
           work(*job, lock);
         }
-        submit();
+        hand_out();
         const std::lock_guard<std::mutex> lock(mutex_);
         --outstanding_;
         changed_.notify_all();
