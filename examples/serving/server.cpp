@@ -229,7 +229,9 @@ class Server {
     figures.recompressed = work.recompressed;
     measure(figures);
     figures.bytes_kept = figures.bytes;
+    const std::int64_t evictions = result_.evictions;
     evict(figures.bytes_kept);
+    figures.evicted = static_cast<int>(result_.evictions - evictions);
     result_.steps.push_back(figures);
   }
 

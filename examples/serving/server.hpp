@@ -49,7 +49,8 @@ struct StepFigures {
   int measured = 0;    // requests that are left behind it
   double seconds = 0;  // reading, compactions, swaps
   int requests = 0;
-  double bytes = 0;       // of their states behind it, before anybody is evicted
+  double bytes = 0;  // of their states behind it, before anybody is evicted
+  int evicted = 0;
   double bytes_kept = 0;  // and then
   double rank = 0;        // mean over requests, layers and heads
   std::int64_t compacted = 0;
