@@ -27,14 +27,14 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 /// A sample of a request, from its arrival to its end.
 struct Request {
-  Request(std::size_t place, const Arrival& arrival, int which, const ServingOptions& options)
+  Request(std::size_t place, const Arrival& from, int which, const ServingOptions& options)
       : arrival(place),
         sample(which),
-        samples(which == 0 ? arrival.samples : 1),
-        text(arrival.prompt),
-        prompt(arrival.prompt.size()),
-        wanted(arrival.prompt.size() + arrival.output),
-        sampler({options.sampling.temperature, options.sampling.top_p, arrival.seeds[which]}) {}
+        samples(which == 0 ? from.samples : 1),
+        text(from.prompt),
+        prompt(from.prompt.size()),
+        wanted(from.prompt.size() + from.output),
+        sampler({options.sampling.temperature, options.sampling.top_p, from.seeds[which]}) {}
 
   std::size_t arrival;
   int sample;
