@@ -218,12 +218,12 @@ class Server {
     Index recompressions = options_.recompressions.value_or(0);
     if (setting_.staggered && options_.recompressions) work.recompressions = &recompressions;
     read(work);
-    fork();
+    compact(work);
+    fork();  // behind it, so that a copy which waits is compacted when one which runs is
     for (Owned& request : running_) {
       if (request->finished()) finish(std::move(request));
     }
     running_.erase(std::remove(running_.begin(), running_.end(), nullptr), running_.end());
-    compact(work);
     figures.seconds = seconds_since(begin);
     figures.compacted = work.compacted;
     figures.recompressed = work.recompressed;
@@ -312,7 +312,10 @@ class Server {
   void compact(CompactionWork& work) {
     if (consolidator_) consolidator_->swap();
     std::vector<std::int32_t> slots;
-    for (const Owned& request : running_) slots.push_back(request->decoder->slot());
+    for (const Owned& request : running_) {
+      if (request->finished() && request->samples == 1) continue;
+      slots.push_back(request->decoder->slot());
+    }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       const auto layer = static_cast<Index>(i);
       const bool all = setting_.staggered && stagger_.due(layer, step_);
