@@ -133,6 +133,47 @@ Decoder::Decoder(Decoder& other, std::shared_ptr<ModelStates> states)
       position_(other.position_),
       logits_(other.logits_) {}
 
+Decoder::Decoder(const Decoder& other, Suspended)
+    : model_(other.model_),
+      states_(other.states_),
+      slot_(-1),
+      memories_(other.memories_),
+      position_(other.position_),
+      suspended_(other.slot_ < 0 ? other.suspended_ : states_->snapshot(other.slot_)),
+      logits_(other.logits_) {}
+
+void Decoder::suspend() {
+  suspended_ = states_->snapshot(slot_);
+  states_->release(slot_);
+  slot_ = -1;
+}
+
+void Decoder::resume() {
+  slot_ = states_->admit(suspended_, position_);
+  suspended_.clear();
+}
+
+void Decoder::open_draft() {
+  states_->open_draft(slot_);
+  drafting_ = true;
+}
+
+void Decoder::close_draft(int rejected) {
+  states_->close_draft(slot_, rejected);
+  if (rejected > 0) {
+    Mark& mark = marks_[marks_.size() - static_cast<std::size_t>(rejected)];
+    for (std::size_t n = 0; n < memories_.size(); ++n) {
+      memories_[n].q_past.swap(mark.pasts[n].q_past);
+      memories_[n].k_past.swap(mark.pasts[n].k_past);
+      memories_[n].v_past.swap(mark.pasts[n].v_past);
+    }
+    logits_.swap(mark.logits);
+    position_ -= rejected;
+  }
+  marks_.clear();
+  drafting_ = false;
+}
+
 const Vector& Decoder::read(std::uint8_t byte) {
   read_together({this}, {byte});
   return logits_;
@@ -144,6 +185,7 @@ void Decoder::read_together(const std::vector<Decoder*>& decoders,
   ModelStates& states = *decoders.front()->states_;
   std::vector<std::int32_t> slots;
   for (const Decoder* const decoder : decoders) {
+    if (decoder->slot_ < 0) throw tools::ToolError("a suspended text cannot be read on");
     if (decoder->states_.get() != &states) {
       throw tools::ToolError("decoders that read together share their states");
     }
@@ -164,7 +206,17 @@ void Decoder::read_together(const std::vector<Decoder*>& decoders,
   }
 }
 
-void Decoder::begin(std::uint8_t byte) { residual_ = model_.embedding.row(byte).transpose(); }
+void Decoder::begin(std::uint8_t byte) {
+  if (drafting_) {
+    Mark mark;
+    for (const LayerMemory& memory : memories_) {
+      mark.pasts.push_back({memory.q_past, memory.k_past, memory.v_past, {}, {}});
+    }
+    mark.logits = logits_;
+    marks_.push_back(std::move(mark));
+  }
+  residual_ = model_.embedding.row(byte).transpose();
+}
 
 void Decoder::before_states(std::size_t n) {
   input_ = rms_norm(residual_, model_.layers[n].norm1);

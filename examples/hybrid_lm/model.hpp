@@ -87,8 +87,22 @@ class Decoder {
       : Decoder(other, make_states(other.model_, 1, 1, &policies)) {}
   /// The same text so far, as `ModelStates::admit` takes it over.
   Decoder(Decoder& other, std::shared_ptr<ModelStates> states);
+  /// The same text so far, among the same states. `Suspended`: without a slot.
+  enum class Suspended { yes };
+  Decoder(const Decoder& other, Suspended);
   Decoder& operator=(const Decoder&) = delete;
-  ~Decoder() { states_->release(slot_); }
+  ~Decoder() {
+    if (slot_ >= 0) states_->release(slot_);
+  }
+
+  /// Gives its slot away; its recurrent states wait as bytes. Nothing but `resume` is possible then.
+  void suspend();
+  /// Takes a slot again and goes on, as if nothing had been, to the bit.
+  void resume();
+  /// Bytes read from here on may be taken back.
+  void open_draft();
+  /// Ends a draft, of which the last `rejected` bytes are forgotten.
+  void close_draft(int rejected);
 
   /// Logits of the byte after this one.
   /// @throws tools::ToolError when numbers overflow
@@ -103,6 +117,9 @@ class Decoder {
   /// The recurrent states of a layer as heads x d_k x d_v numbers.
   std::vector<float> dense_states(std::size_t layer) { return states_->dense(layer, slot_); }
   StateCosts costs(std::size_t layer) const { return states_->layer(layer)->costs(slot_).means(); }
+  std::int64_t position() const { return position_; }
+  /// Its place among the recurrent states; -1: suspended.
+  int slot() const { return slot_; }
   /// Of the layer's states at the last byte.
   double state_bytes(std::size_t layer) const {
     return states_->layer(layer)->costs(slot_).bytes();
@@ -128,6 +145,14 @@ class Decoder {
   int slot_;
   std::vector<LayerMemory> memories_;
   std::int64_t position_ = 0;
+  std::vector<AlignedBytes> suspended_;  // recurrent states of each layer
+  // A draft: what each of its bytes has found. Attention overwrites what lies behind its position.
+  struct Mark {
+    std::vector<LayerMemory> pasts;  // without keys and values
+    Vector logits;
+  };
+  bool drafting_ = false;
+  std::vector<Mark> marks_;
   // Of the whole model, and of the layer at work.
   Vector residual_, logits_;
   Vector input_, mixed_;

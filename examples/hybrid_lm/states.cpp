@@ -21,7 +21,10 @@ template <class Rule>
 class DenseLayer : public LayerStates {
  public:
   DenseLayer(Mixer mixer, const HeadShape& shape, int slots)
-      : LayerStates(mixer, shape, slots), texts_(index(slots)) {}
+      : LayerStates(mixer, shape, slots),
+        texts_(index(slots)),
+        drafting_(index(slots)),
+        before_(index(slots)) {}
 
   void admit(int slot) override {
     texts_[index(slot)].assign(index(shape().heads),
@@ -50,6 +53,7 @@ class DenseLayer : public LayerStates {
   void step(HostTeams& teams, const std::vector<std::int32_t>& slots) override {
     teams.for_each(static_cast<Index>(slots.size()), [&](HostTeam&, Index i) {
       const int slot = slots[static_cast<std::size_t>(i)];
+      if (drafting_[index(slot)] != 0) before_[index(slot)].push_back(texts_[index(slot)]);
       const double begin = thread_seconds();
       for (int h = 0; h < shape().heads; ++h) {
         const HeadToken now = token(slot, h);
@@ -66,8 +70,40 @@ class DenseLayer : public LayerStates {
     });
   }
 
+  // A dense state forgets what it overwrites: each token of a draft keeps the state before it.
+  void open_draft(int slot) override { drafting_[index(slot)] = 1; }
+  void close_draft(int slot, int rejected) override {
+    Texts& before = before_[index(slot)];
+    if (rejected > 0) texts_[index(slot)] = std::move(before[before.size() - index(rejected)]);
+    before.clear();
+    drafting_[index(slot)] = 0;
+  }
+  AlignedBytes snapshot(int slot) override {
+    AlignedBytes bytes(static_cast<std::size_t>(slot_bytes(slot)));
+    Workspace memory = bytes.workspace();
+    for (tools::DenseStep<Rule>& head : texts_[index(slot)]) {
+      const std::vector<float>& state = head.state();
+      std::copy(state.begin(), state.end(), memory.pack<float>(static_cast<Index>(state.size())));
+    }
+    return bytes;
+  }
+  void restore(int slot, const AlignedBytes& bytes, std::int64_t) override {
+    admit(slot);
+    const auto* next = static_cast<const float*>(bytes.data());
+    for (tools::DenseStep<Rule>& head : texts_[index(slot)]) {
+      std::copy_n(next, head.state().size(), head.state().begin());
+      next += head.state().size();
+    }
+  }
+  double slot_bytes(int) override { return 4.0 * shape().heads * shape().d_k * shape().d_v; }
+  double mean_rank(int) override { return std::min(shape().d_k, shape().d_v); }
+
  private:
-  std::vector<std::vector<tools::DenseStep<Rule>>> texts_;  // of each slot, its heads
+  using Texts = std::vector<std::vector<tools::DenseStep<Rule>>>;
+
+  Texts texts_;  // of each slot, its heads
+  std::vector<char> drafting_;
+  std::vector<Texts> before_;  // of each slot, each token of its draft
 };
 
 void require_ok(Status status) {
@@ -87,11 +123,12 @@ class PooledLayer : public LayerStates {
  public:
   /// @param directions  v_mean, heads x d_v, which outlives it; used with options.sink
   PooledLayer(Mixer mixer, const HeadShape& shape, int slots, const tools::ReplayOptions& options,
-              const Matrix& directions)
+              const Matrix& directions, int draft)
       : LayerStates(mixer, shape, slots), seed_(options.seed), ones_(index(slots), 1) {
     PoolConfig config;
     config.state.d_k = shape.d_k;
     config.state.d_v = shape.d_v;
+    config.state.draft = draft;
     config.slots = slots;
     config.key_heads = shape.key_heads;
     config.value_heads = shape.heads;
@@ -123,14 +160,55 @@ class PooledLayer : public LayerStates {
     const double begin = thread_seconds();
     require_ok(pool_->step(teams, batch(slots)));
     const double stepped = thread_seconds();
-    for (const int slot : slots) count(slot);
-    const double counted = thread_seconds();
-    require_ok(pool_->compact_due(teams, slots.data(), static_cast<Index>(slots.size())));
-    const double compacted = thread_seconds();
     const double share = 1.0 / static_cast<double>(slots.size());
     for (const int slot : slots) {
-      costs_of(slot).add_seconds(share * (stepped - begin), share * (compacted - counted));
+      costs_of(slot).add_seconds(share * (stepped - begin), 0);
+      count(slot);
     }
+  }
+  void compact(HostTeams& teams, const std::vector<std::int32_t>& slots, bool all,
+               CompactionWork& work) override {
+    work.slots.clear();
+    if (slots.empty()) return;
+    const auto entries = static_cast<Index>(slots.size());
+    CompactionReport untouched;
+    untouched.rank_before = -1;
+    reports_.assign(slots.size() * index(shape().heads), untouched);
+    const double begin = thread_seconds();
+    require_ok(
+        all ? pool_->compact(teams, slots.data(), entries, reports_.data(), work.recompressions)
+            : pool_->compact_due(teams, slots.data(), entries, reports_.data(),
+                                 work.recompressions));
+    const double share = (thread_seconds() - begin) / static_cast<double>(slots.size());
+    for (const int slot : slots) costs_of(slot).add_seconds(0, share);
+    for (std::size_t i = 0; i < reports_.size(); ++i) {
+      if (reports_[i].rank_before < 0) continue;
+      work.compacted += 1;
+      work.recompressed += reports_[i].recompressed ? 1 : 0;
+      if (i % index(shape().heads) == 0) work.slots.push_back(slots[i / index(shape().heads)]);
+    }
+  }
+
+  void open_draft(int slot) override { require_ok(pool_->open_draft(slot)); }
+  void close_draft(int slot, int rejected) override {
+    require_ok(pool_->close_draft(slot, rejected));
+  }
+  AlignedBytes snapshot(int slot) override {
+    AlignedBytes bytes(pool_->snapshot_bytes(slot));
+    Workspace memory = bytes.workspace();
+    require_ok(pool_->snapshot(slot, memory.take<unsigned char>(static_cast<Index>(bytes.size())),
+                               bytes.size()));
+    return bytes;
+  }
+  void restore(int slot, const AlignedBytes& bytes, std::int64_t tokens) override {
+    require_ok(pool_->restore(slot, {bytes.data(), bytes.size()}, tokens));
+  }
+  std::unique_ptr<ConsolidatedLayer> consolidated() override { return pool_->consolidated(); }
+  double slot_bytes(int slot) override { return static_cast<double>(pool_->slot_bytes(slot)); }
+  double mean_rank(int slot) override {
+    double sum = 0;
+    for (int h = 0; h < shape().heads; ++h) sum += static_cast<double>(pool_->rank(slot, h));
+    return sum / shape().heads;
   }
   std::size_t workspace_bytes() const override { return pool_->workspace_bytes(); }
 
@@ -171,6 +249,7 @@ class PooledLayer : public LayerStates {
 
   std::uint64_t seed_;
   std::vector<std::int32_t> ones_;
+  std::vector<CompactionReport> reports_;
   std::unique_ptr<tools::AnyPool> pool_;
 };
 
@@ -229,6 +308,18 @@ LayerStates::LayerStates(Mixer mixer, const HeadShape& shape, int slots)
   tokens_.write_strengths = Matrix::Zero(slots, shape.heads);
 }
 
+// Only what serves requests needs these.
+void LayerStates::open_draft(int) { throw tools::ToolError("these states take no drafts"); }
+void LayerStates::close_draft(int, int) { throw tools::ToolError("these states take no drafts"); }
+AlignedBytes LayerStates::snapshot(int) {
+  throw tools::ToolError("these states cannot be written as bytes");
+}
+void LayerStates::restore(int, const AlignedBytes&, std::int64_t) {
+  throw tools::ToolError("these states cannot be read from bytes");
+}
+double LayerStates::slot_bytes(int) { throw tools::ToolError("these states count no bytes"); }
+double LayerStates::mean_rank(int) { throw tools::ToolError("these states count no ranks"); }
+
 void LayerStates::release(int slot) { costs_of(slot) = CostSums(shape_.heads); }
 
 HeadToken LayerStates::token(int slot, int head) {
@@ -265,6 +356,35 @@ int ModelStates::admit() {
   return slot;
 }
 
+int ModelStates::admit(const std::vector<AlignedBytes>& snapshots, std::int64_t tokens) {
+  const int slot = free_slot();
+  for (std::size_t n = 0; n < layers_.size(); ++n) {
+    if (layers_[n]) layers_[n]->restore(slot, snapshots[n], tokens);
+  }
+  taken_[index(slot)] = true;
+  return slot;
+}
+
+std::vector<AlignedBytes> ModelStates::snapshot(int slot) {
+  std::vector<AlignedBytes> snapshots;
+  for (const auto& layer : layers_) {
+    snapshots.push_back(layer ? layer->snapshot(slot) : AlignedBytes());
+  }
+  return snapshots;
+}
+
+void ModelStates::open_draft(int slot) {
+  for (const auto& layer : layers_) {
+    if (layer) layer->open_draft(slot);
+  }
+}
+
+void ModelStates::close_draft(int slot, int rejected) {
+  for (const auto& layer : layers_) {
+    if (layer) layer->close_draft(slot, rejected);
+  }
+}
+
 int ModelStates::admit(ModelStates& from, int slot, std::int64_t tokens) {
   if (&from == this) {
     const int copy = free_slot();
@@ -289,7 +409,7 @@ void ModelStates::release(int slot) {
 }
 
 std::shared_ptr<ModelStates> make_states(const Model& model, int slots, int threads,
-                                         const Policies* policies) {
+                                         const Policies* policies, int draft) {
   std::vector<std::unique_ptr<LayerStates>> layers;
   for (const LayerWeights& layer : model.layers) {
     if (layer.mixer == Mixer::attention) {
@@ -300,8 +420,8 @@ std::shared_ptr<ModelStates> make_states(const Model& model, int slots, int thre
     if (policies == nullptr) {
       layers.push_back(make_dense_layer(layer.mixer, shape, slots));
     } else {
-      layers.push_back(std::make_unique<PooledLayer>(layer.mixer, shape, slots,
-                                                     policies->of(layer.mixer), layer.value_mean));
+      layers.push_back(std::make_unique<PooledLayer>(
+          layer.mixer, shape, slots, policies->of(layer.mixer), layer.value_mean, draft));
     }
   }
   return std::make_shared<ModelStates>(std::move(layers), slots, threads);

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <sinkstate/core/owner.hpp>
+#include <sinkstate/host/consolidator.hpp>
 #include <sinkstate/host/host_teams.hpp>
 #include <vector>
 
@@ -65,6 +67,14 @@ class CostSums {
   StateCosts sums_;
 };
 
+/// What compactions of one step have done, over layers.
+struct CompactionWork {
+  std::int64_t compacted = 0;       // states
+  std::int64_t recompressed = 0;    // of them, for their rank
+  Index* recompressions = nullptr;  // that the step still allows; null: all
+  std::vector<std::int32_t> slots;  // of the last call: those whose states were compacted
+};
+
 /// Of one layer, with a slot for each text.
 class LayerStates {
  public:
@@ -84,6 +94,23 @@ class LayerStates {
   /// The token of every head of these texts that is in `tokens`, where the outputs go too.
   /// @throws tools::ToolError when a state overflows
   virtual void step(HostTeams& teams, const std::vector<std::int32_t>& slots) = 0;
+  /// Compacts these texts, or those whose buffers are full; not those with a draft.
+  virtual void compact(HostTeams&, const std::vector<std::int32_t>&, bool /*all*/,
+                       CompactionWork&) {}
+
+  /// Tokens from here on may be taken back.
+  virtual void open_draft(int slot);
+  /// Ends a draft and takes its last tokens back.
+  virtual void close_draft(int slot, int rejected);
+  /// The states of a text as bytes, and again: for a text that has so many tokens, in a free slot.
+  virtual AlignedBytes snapshot(int slot);
+  virtual void restore(int slot, const AlignedBytes& bytes, std::int64_t tokens);
+  /// For a consolidator, which they outlive; null where nothing is frozen.
+  virtual std::unique_ptr<ConsolidatedLayer> consolidated() { return nullptr; }
+  /// Bytes that a text takes now, as memory is given out.
+  virtual double slot_bytes(int slot);
+  /// Mean of its heads; a dense state counts as min(d_k, d_v).
+  virtual double mean_rank(int slot);
   /// Scratch of each team.
   virtual std::size_t workspace_bytes() const { return 0; }
 
@@ -111,16 +138,30 @@ class ModelStates {
   /// A slot for a text.
   /// @throws tools::ToolError when none is free
   int admit();
+  /// A slot for a text whose states are these bytes of each layer, and that has so many tokens.
+  int admit(const std::vector<AlignedBytes>& snapshots, std::int64_t tokens);
   /// A slot for a text that has states already: an equal copy when they are among these, otherwise
   /// they are taken dense and compressed.
   int admit(ModelStates& from, int slot, std::int64_t tokens);
   void release(int slot);
+  std::vector<AlignedBytes> snapshot(int slot);
+  void open_draft(int slot);
+  void close_draft(int slot, int rejected);
 
+  std::size_t layers() const { return layers_.size(); }
   /// Null for attention.
   LayerStates* layer(std::size_t n) { return layers_[n].get(); }
   std::vector<float> dense(std::size_t n, int slot) { return layers_[n]->dense(teams_, slot); }
   void step(std::size_t n, const std::vector<std::int32_t>& slots) {
-    if (layers_[n]) layers_[n]->step(teams_, slots);
+    if (!layers_[n]) return;
+    layers_[n]->step(teams_, slots);
+    if (!deferred_) compact(n, slots, false, ignored_);
+  }
+  /// From here on `step` leaves compactions to whoever calls `compact`.
+  void defer_compactions() { deferred_ = true; }
+  void compact(std::size_t n, const std::vector<std::int32_t>& slots, bool all,
+               CompactionWork& work) {
+    if (layers_[n]) layers_[n]->compact(teams_, slots, all, work);
   }
   /// task(0) to task(count - 1), spread over the threads. They throw nothing.
   template <class Task>
@@ -134,12 +175,15 @@ class ModelStates {
 
   std::vector<std::unique_ptr<LayerStates>> layers_;
   std::vector<bool> taken_;
+  bool deferred_ = false;
+  CompactionWork ignored_;
   HostTeams teams_;
 };
 
 /// @param model     outlives them
 /// @param policies  of factored states, in pools; null: they are dense matrices
+/// @param draft     most tokens that a draft may have
 std::shared_ptr<ModelStates> make_states(const Model& model, int slots, int threads,
-                                         const Policies* policies = nullptr);
+                                         const Policies* policies = nullptr, int draft = 0);
 
 }  // namespace sinkstate::hybrid_lm

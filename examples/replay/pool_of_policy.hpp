@@ -3,8 +3,11 @@
 /// the same algorithms work on.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <sinkstate/sinkstate.hpp>
+#include <type_traits>
 
 #include "any_pool.hpp"
 #include "policy_of_options.hpp"
@@ -16,7 +19,8 @@ class PoolOfPolicy : public AnyPool {
  public:
   PoolOfPolicy(const PoolConfig& config, const MatrixView<const float>& sink_directions)
       : pool_(config, Policy::Sink::present ? sink_directions : MatrixView<const float>{}),
-        view_(pool_.view()) {}
+        view_(pool_.view()),
+        bytes_(pool_bytes<Policy>(config)) {}
 
   Status admit(Index slot) override { return sinkstate::admit(view_, slot); }
   Status release(Index slot) override { return sinkstate::release(view_, slot); }
@@ -24,8 +28,31 @@ class PoolOfPolicy : public AnyPool {
   Status step(HostTeams& teams, const TokenBatch<float>& batch) override {
     return sinkstate::step(teams, view_, batch);
   }
-  Status compact_due(HostTeams& teams, const std::int32_t* slots, Index entries) override {
-    return sinkstate::compact_due(teams, view_, slots, entries);
+  Status compact(HostTeams& teams, const std::int32_t* slots, Index entries,
+                 CompactionReport* reports, Index* recompressions) override {
+    return sinkstate::compact(teams, view_, slots, entries, nullptr, reports, recompressions);
+  }
+  Status compact_due(HostTeams& teams, const std::int32_t* slots, Index entries,
+                     CompactionReport* reports, Index* recompressions) override {
+    return sinkstate::compact_due(teams, view_, slots, entries, nullptr, reports, recompressions);
+  }
+  Status open_draft(Index slot) override { return sinkstate::open_draft(view_, slot); }
+  Status close_draft(Index slot, Index rejected) override {
+    return sinkstate::close_draft(view_, slot, rejected);
+  }
+  std::size_t snapshot_bytes(Index slot) override { return sinkstate::snapshot_bytes(view_, slot); }
+  Status snapshot(Index slot, void* memory, std::size_t size) override {
+    return sinkstate::snapshot(view_, slot, memory, size);
+  }
+  Status restore(Index slot, const SnapshotBytes& bytes, Index tokens) override {
+    return sinkstate::restore(view_, slot, bytes, tokens);
+  }
+  std::unique_ptr<ConsolidatedLayer> consolidated() override {
+    if constexpr (std::is_same_v<typename Policy::Compaction, LocalSvd>) {
+      return sinkstate::consolidated(view_);
+    } else {
+      return nullptr;
+    }
   }
   Status initialize(HostTeams& teams, Index slot, const DenseStates<const float>& dense,
                     Index tokens, const RandomizedSvd& method) override {
@@ -41,6 +68,12 @@ class PoolOfPolicy : public AnyPool {
     return state.dense() ? state.config.full_rank() : state.rank();
   }
   StateBytes bytes(Index slot, Index head) override { return view_.state(slot, head).bytes(); }
+  std::size_t slot_bytes(Index slot) override {
+    if (!view_.in_use(slot)) return 0;
+    Index rows = 0;
+    for (Index h = 0; h < view_.config.value_heads; ++h) rows += *view_.head(slot, h).held;
+    return bytes_.slot + static_cast<std::size_t>(rows) * bytes_.row;
+  }
   std::size_t workspace_bytes() override {
     return sinkstate::workspace_bytes<Policy>(view_.config.state);
   }
@@ -48,6 +81,7 @@ class PoolOfPolicy : public AnyPool {
  private:
   StatePool<Policy> pool_;
   StatePoolView<Policy> view_;
+  PoolBytes bytes_;
 };
 
 using MadePool = std::unique_ptr<AnyPool>;
