@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arrivals.hpp"
@@ -61,6 +62,8 @@ std::vector<Setting> settings_of(const Policies& policies) {
   if (freezes) {
     settings.push_back({"consolidated", policies, true, true});
     settings.push_back({"consolidated, growth 0", untriggered, true, true});
+  } else {
+    tools::say("serving", "consolidation is left out: only local-svd has frozen terms");
   }
   return settings;
 }
@@ -133,6 +136,15 @@ int run(int argc, char** argv) {
     in_range("--recompressions", 0, many, recompressions);
     options.recompressions = recompressions;
   }
+  if (path.empty()) path = folder + "/text.txt";
+  const std::string inputs[] = {path, folder + "/config.json", folder + "/model.safetensors"};
+  for (const auto& [option, file] : {std::pair{"--json", json_path}, {"--svg", svg_path}}) {
+    for (const std::string& input : inputs) {
+      if (!file.empty() && tools::same_file(file, input)) {
+        refuse(option, "a file of its own", "the input " + tools::quote(input));
+      }
+    }
+  }
   if (!json_path.empty() && !svg_path.empty() && tools::same_file(json_path, svg_path)) {
     refuse("--svg", "a file of its own", "that of --json");
   }
@@ -146,8 +158,7 @@ int run(int argc, char** argv) {
   const std::vector<Setting> settings = settings_of(policies.resolve());
   const hybrid_lm::Model model = hybrid_lm::load_model(folder);
   options.budget = budget < 1000 ? budget * hybrid_lm::dense_state_bytes(model) : budget;
-  const auto coming =
-      make_arrivals(read_text(path.empty() ? folder + "/text.txt" : path), arrivals);
+  const auto coming = make_arrivals(read_text(path), arrivals);
   const auto json_file = tools::open_output(json_path);
   const auto svg_file = tools::open_output(svg_path);
   std::ptrdiff_t output = 0;

@@ -37,7 +37,7 @@ struct ServingOptions {
   std::int64_t steps = 0;               // 0: until all requests are finished
   std::optional<Index> recompressions;  // in a step, of staggered settings; none: no cap
   Index consolidation_threads = 1;
-  Index consolidation_delay = 4;        // steps; 0: as soon as it is done, so that runs differ
+  Index consolidation_delay = 1;        // steps; 0: as soon as it is done, so that runs differ
   hybrid_lm::SamplingOptions sampling;  // its seed is the arrivals'
   std::size_t compared = 2;             // requests whose logits are held against the dense model
   std::function<std::string(const std::string& text, std::size_t most)> drafter = look_up_draft;

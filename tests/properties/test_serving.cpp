@@ -126,7 +126,9 @@ TEST_CASE("what it writes for programs, and what it refuses") {
   for (const char* const flags :
        {"--slots 0", "--budget 0", "--budget -1", "--budget nan", "--draft -1", "--arrival-rate 0",
         "--fork-share 2", "--chunk 0", "--recompressions -1", "--requests 0", "--temperature -1",
-        "--prompt-bytes 100000", "--epsilon 2", "--text /no/such/file", "--no-such-flag"}) {
+        "--prompt-bytes 100000", "--epsilon 2", "--text /no/such/file", "--no-such-flag",
+        "--svg '" SINKSTATE_HYBRID_LM_MODEL "/config.json'",
+        "--json '" SINKSTATE_HYBRID_LM_MODEL "/text.txt'"}) {
     CAPTURE(flags);
     const int status = std::system(
         ("'" SINKSTATE_TEST_SERVING "' " + std::string(flags) + " >/dev/null 2>&1").c_str());
