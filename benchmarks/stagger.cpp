@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "machine.hpp"
 #include "states.hpp"
 
 namespace {
