@@ -175,7 +175,9 @@ void decode(benchmark::State& bench) {
       if (consolidator) consolidator->swap();
       apart += std::chrono::steady_clock::now() - stepped;
       Index left = cap, recompressed = 0;
-      for (Index l = 0; l < layers; ++l) {
+      for (Index i = 0; i < layers; ++i) {
+        // Layers that are due together take turns at what the cap allows.
+        const Index l = (i + step / period) % layers;
         const auto pool = pools[static_cast<std::size_t>(l)]->view();
         if (staggered ? !stagger.due(l, step) : !pool.due(0)) continue;
         bench::require_ok(compact(teams, pool, numbers.data(), slots, nullptr, reports.data(),

@@ -96,11 +96,15 @@ int run(int argc, char** argv) {
              "of recurrent states: bytes, or below 1000 a multiple of a dense request's");
   add_number(app, "--draft", draft, "bytes that are proposed at once, at most; 0: none");
   add_number(app, "--chunk", options.chunk, "bytes of a prompt in a step");
-  app.add_option("--recompressions", recompressions,
-                 "whole ones in a step at most, where staggered (default: no cap)")
+  app.add_option(
+         "--recompressions", recompressions,
+         "states decomposed whole for their rank in a step at most, where staggered; those that do "
+         "not fit otherwise come on top (default: no cap)")
       ->transform(tools::whole_number<std::ptrdiff_t>());
-  add_number(app, "--consolidation-delay", delay,
-             "steps until a result is swapped in; 0: when it is ready, so that runs differ");
+  add_number(
+      app, "--consolidation-delay", delay,
+      "steps until a result is swapped in, stale from the period on; 0: when it is ready, so "
+      "that runs differ");
   add_number(app, "--temperature", options.sampling.temperature, "0: always the likeliest byte");
   add_number(app, "--compared", compared, "requests that the dense model reads too");
   app.add_option("--json", json_path, "write the figures here");
@@ -115,8 +119,8 @@ int run(int argc, char** argv) {
   }
   constexpr std::ptrdiff_t many = 1000000;
   in_range("--requests", 1, many, arrivals.requests);
-  in_range("--arrival-rate", "a number in (0, 100]", arrivals.rate > 1e-6 && arrivals.rate <= 100,
-           arrivals.rate);
+  in_range("--arrival-rate", "a number in (1e-6, 100]",
+           arrivals.rate > 1e-6 && arrivals.rate <= 100, arrivals.rate);
   in_range("--prompt-bytes", 1, many, arrivals.prompt_bytes);
   in_range("--output-bytes", 1, many, arrivals.output_bytes);
   in_range("--fork-share", "a number in [0, 1]",
@@ -128,7 +132,7 @@ int run(int argc, char** argv) {
   in_range("--chunk", 1, many, options.chunk);
   in_range("--consolidation-delay", 0, many, delay);
   in_range("--compared", 0, many, compared);
-  in_range("--budget", "a positive number", budget > 0 && budget < 1e18, budget);
+  in_range("--budget", "a positive number below 1e18", budget > 0 && budget < 1e18, budget);
   in_range("--temperature", "a number in [0, 100]",
            options.sampling.temperature >= 0 && options.sampling.temperature <= 100,
            options.sampling.temperature);

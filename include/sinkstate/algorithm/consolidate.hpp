@@ -1,6 +1,7 @@
 /// @file
 /// The frozen terms of a state decomposed among themselves, in steps that can be apart in time and
-/// place: docs/mathematics.md, section 4, and docs/design.md, "Consolidation".
+/// place: docs/mathematics.md, section 4, and docs/design.md, "Consolidation
+/// and staggering".
 #pragma once
 
 #include <cmath>

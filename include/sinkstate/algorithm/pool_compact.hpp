@@ -233,8 +233,9 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 /// @param recompressions  how many states may yet be decomposed whole in this step because their
 ///                  rank has grown too far (LocalSvd), less those of this call on return; null: all
 ///                  that have. The others are compacted like any and come to their turn at a later
-///                  compaction, first those whose rank has grown furthest. A state whose terms do
-///                  not fit otherwise is decomposed in any case.
+///                  compaction, of one call first those whose rank has grown furthest; layers that
+///                  share a number should take turns at being first. A state whose terms do not fit
+///                  otherwise is decomposed in any case, and does not count.
 /// @returns a status that is not ok, if an entry has one
 /// Allocates nothing. The work of `compact` on single states.
 template <class Teams, class Policy>
@@ -245,7 +246,8 @@ Status compact(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slo
                                recompressions);
 }
 
-/// `compact` for those of the requests that are due; others, and open drafts, are left as they are.
+/// `compact` for those of the requests that are due (`StatePoolView::due`); others, and open drafts,
+/// are left as they are, and ok.
 template <class Teams, class Policy>
 Status compact_due(Teams& teams, StatePoolView<Policy> pool, const std::int32_t* slots,
                    Index entries, Status* statuses = nullptr, CompactionReport* reports = nullptr,

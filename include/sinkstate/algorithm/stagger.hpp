@@ -14,7 +14,8 @@ SINKSTATE_NAMESPACE_BEGIN
 ///
 /// At a step a layer that is due compacts all of its requests, however many tokens they have
 /// buffered (`compact`), the others those whose buffers are full (`compact_due`): after drafts, and
-/// when the period is longer than the buffer.
+/// when the period is longer than the buffer. Of a request whose draft is open `compact` says so and
+/// leaves it alone.
 struct Stagger {
   Index layers = 1;
   Index period = 1;  ///< steps; as many as `StateConfig::buffer` has tokens, or fewer

@@ -148,16 +148,19 @@ struct ConsolidatorStatistics {
 struct ConsolidatorOptions {
   /// That decompose, each a head at a time; one more downloads, and one uploads.
   Index threads = 1;
-  /// Slots of layers on their way at once. A result takes its place until it is swapped in.
+  /// Slots of layers on their way at once, each with `ConsolidatedLayer::staging_bytes` of the
+  /// largest layer. A result takes its place until it is swapped in.
   Index in_flight = 16;
   /// 0: a result is swapped in as soon as it is ready. More: deterministic; work begins in `swap`
-  /// alone, and a result is swapped in as many calls later, which waits for it if need be.
+  /// alone, and a result is swapped in as many calls later, which waits for it if need be. It has to
+  /// come before the next compaction of its slot: less than the period, or all results are stale.
   Index delay = 0;
   /// The core to which each thread is pinned: the one that downloads, those that decompose, the one
   /// that uploads. Empty: none. (Linux)
   std::vector<int> cores;
   /// Runs what it is given, on any thread, at once or later, each once: the engine's own threads in
-  /// the place of ours. `threads` and `cores` mean nothing then.
+  /// the place of ours. `threads` and `cores` mean nothing then. It throws nothing and loses nothing;
+  /// what it runs at once runs, and allocates, within `request` or `swap`.
   std::function<void(std::function<void()>)> executor;
   /// If not null, what was swapped in: with it another pool can be led the same way, by `consolidate`
   /// at the same places. It grows, which may allocate.
@@ -212,7 +215,8 @@ class Consolidator {
   /// Waits for stages that are running, and for tasks that an executor has been given.
   ~Consolidator() { stop(); }
 
-  /// Slots of a layer that have just been compacted: they are to be consolidated when their turn
+  /// Slots of a layer that have just been compacted (those that `StatePoolView::due` named before a
+  /// `compact_due`, or all of a layer that was due): they are to be consolidated when their turn
   /// comes. Padding and others that hold no request may be among them.
   /// @param layer  as given to the constructor, 0 for the first
   /// @throws Error for a layer that there is not
