@@ -176,6 +176,29 @@ TEST_CASE("consolidate: a state whose rank would stay is left to the last bit", 
   CHECK(snapshot_of(given.view(), 0) == before);
 }
 
+TEST_CASE("consolidate: it rounds with random words of its own", "[consolidate]") {
+  // Not those of a compaction (from 1 on), of an initialisation (0) or of a sketch (-1), nor of
+  // another consolidation between the same two compactions.
+  std::vector<std::int64_t> events;
+  for (const Index compactions : {0, 1, 7}) {
+    for (const std::size_t rank : {2, 3}) {
+      std::vector<Term> terms(rank, {1, axis(4, 1), axis(4, 1)});
+      Given<> given(4, terms);
+      given.state().record->compactions = compactions;
+      AlignedBytes bytes(1 << 16);
+      Workspace memory = bytes.workspace();
+      const auto part =
+          sinkstate::detail::FrozenPart<Under<NoSink>>::carve(memory, given.state().config);
+      HostTeam team(64);
+      sinkstate::detail::download(team, given.state(), part);
+      CHECK(part.record->event < -1);
+      events.push_back(part.record->event);
+    }
+  }
+  std::sort(events.begin(), events.end());
+  CHECK(std::adjacent_find(events.begin(), events.end()) == events.end());
+}
+
 TEST_CASE("consolidate: refusals", "[consolidate]") {
   Given<> given(
       4, {{1, axis(4, 1), axis(4, 1)}, {.5, axis(4, 0), axis(4, 0)}, {.5, axis(4, 0), axis(4, 0)}});
@@ -425,6 +448,92 @@ TEMPLATE_LIST_TEST_CASE(
     }
   }
   CHECK(removed_in_all > 20);
+}
+
+namespace {
+
+// Layers of one pool, and a consolidator that works at once.
+template <class P>
+std::unique_ptr<Consolidator> consolidator_of(StatePoolView<P> pool,
+                                              std::vector<SwapRecord>* log = nullptr) {
+  ConsolidatorOptions options;
+  options.executor = [](const std::function<void()>& task) { task(); };
+  options.log = log;
+  std::vector<std::unique_ptr<ConsolidatedLayer>> layers;
+  layers.push_back(consolidated(pool));
+  return std::make_unique<Consolidator>(std::move(layers), options);
+}
+
+PoolConfig merging(Padding padding = Padding::negative) {
+  PoolConfig config = pool_of(24, 24, 3, 1, 2);
+  config.padding = padding;
+  config.state.active = 2;
+  config.state.epsilon = 0.05;
+  config.state.recompress_growth = 0;
+  config.state.dense_fallback = false;
+  return config;
+}
+
+}  // namespace
+
+TEST_CASE("consolidator: asked for slots that hold no request, it touches nobody's rows",
+          "[consolidate]") {
+  using P = Policy<GatedDelta>;
+  for (const Padding padding : {Padding::negative, Padding::slot_zero}) {
+    // Memory that holds anything.
+    const PoolConfig config = merging(padding);
+    AlignedMemory memory(pool_bytes<P>(config).total, 0x11);
+    const auto pool = make_pool<P>(memory.data(), memory.size(), config);
+    HostTeams teams(1, workspace_bytes<P>(config.state));
+    const auto consolidator = consolidator_of(pool);
+    const std::int32_t all[] = {-1, 0, 1, 2, 3};
+    consolidator->request(0, all, 5);  // none was ever admitted
+    CHECK(consolidator->swap() == 0);
+
+    const auto run = [&](std::int32_t slot) {
+      for (Index t = 0; t < 40; ++t) {
+        BatchTensors<P> tensors(config, 1);
+        tensors.set(0, 5, t);
+        const std::vector<std::int32_t> slots{slot};
+        PoolRunner<P>::require(step(teams, pool, tensors.batch(slots)));
+        PoolRunner<P>::require(compact_due(teams, pool, &slot, 1));
+      }
+    };
+    PoolRunner<P>::require(admit(pool, 1));
+    run(1);
+    REQUIRE(pool.state(1, 0).rank() > 6);
+    PoolRunner<P>::require(release(pool, 1));
+    pool.store.record->next_word = 0;  // so that its rows are the next to be taken
+    PoolRunner<P>::require(admit(pool, 2));
+    run(2);
+    const std::uint64_t before = image_of(pool);
+    const std::int32_t gone[] = {0, 1};
+    consolidator->request(0, gone, 2);
+    consolidator->drain();
+    CHECK(image_of(pool) == before);
+    CHECK(*pool.head(1, 0).held == 0);
+    CHECK(consolidator->statistics().rank_removed == 0);
+    const std::int32_t here = 2;
+    consolidator->request(0, &here, 1);
+    consolidator->drain();
+    CHECK(consolidator->statistics().rank_removed > 0);
+  }
+}
+
+TEST_CASE("consolidator: a slot whose heads are out of step is left alone, as `consolidate` does",
+          "[consolidate]") {
+  using P = Policy<GatedDelta>;
+  PoolRunner<P> runner(merging());
+  runner.admit(0);
+  runner.run(0, 5, 0, 40);
+  runner.view().slot(0).blocked = Status::overflow;
+  std::vector<SwapRecord> log;
+  const auto consolidator = consolidator_of(runner.view(), &log);
+  const std::int32_t slot = 0;
+  consolidator->request(0, &slot, 1);
+  consolidator->drain();
+  CHECK(log.empty());
+  CHECK(consolidator->statistics().done == 0);
 }
 
 TEST_CASE("consolidator: neither request nor swap allocates", "[consolidator]") {

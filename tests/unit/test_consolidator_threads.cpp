@@ -62,6 +62,7 @@ class FakeLayer : public ConsolidatedLayer {
   Index heads() const override { return heads_; }
   std::size_t staging_bytes() const override { return 64; }
   std::size_t workspace_bytes() const override { return 64; }
+  bool ready(Index) const override { return is_ready; }
   std::uint64_t version(Index slot) const override { return at(slot).load(); }
   std::int64_t tokens(Index) const override { return 8; }
   Found download(HostTeam&, Index slot, std::uint64_t version, Workspace) override {
@@ -72,6 +73,7 @@ class FakeLayer : public ConsolidatedLayer {
   void upload(HostTeam&, Workspace) override { act("upload", 0); }
   Index swap(Index slot, Workspace) override {
     write("swap", slot);
+    if (fails == "swap") throw std::runtime_error("swap of " + name_);
     ++at(slot);
     return 2;
   }
@@ -79,6 +81,7 @@ class FakeLayer : public ConsolidatedLayer {
   void compact(Index slot = 0) { ++at(slot); }
 
   Found found = Found::something;
+  bool is_ready = true;
   std::string fails;                        // the stage that throws
   std::function<void()> meanwhile = [] {};  // in each stage that others than the caller do
 
@@ -427,37 +430,42 @@ TEST_CASE("consolidator: deterministic, a result, a result comes so many calls a
 
 TEST_CASE("consolidator: what a stage throws comes back once, and the others go on",
           "[consolidator]") {
-  for (const char* stage : {"download", "decompose", "upload"}) {
+  for (const std::string stage : {"download", "decompose", "upload", "swap"}) {
     for (const bool threads : {false, true}) {
       CAPTURE(stage, threads);
       Crank crank;
-      const auto made = threads ? std::make_unique<Layers>(2, ConsolidatorOptions{}, 1, 2)
-                                : std::make_unique<Layers>(2, crank, 1, 1, 2);
+      std::vector<SwapRecord> log;
+      ConsolidatorOptions options;
+      options.log = &log;
+      if (!threads) {
+        options.executor = crank.executor();
+        options.in_flight = 1;
+      }
+      const auto made = std::make_unique<Layers>(2, options, 1, 2);
       Layers& layers = *made;
       layers[0].fails = stage;
       layers.compact(0);
       layers.compact(1);
-      crank.turn_all();
-      REQUIRE(comes_true([&] { return layers.statistics().failed == 1; }));
-      std::string said;
-      try {
-        layers.consolidator->swap();
-      } catch (const std::runtime_error& error) {
-        said = error.what();
-      }
-      CHECK(said == std::string(stage) + " of L1");
-      crank.turn_all();
+      std::vector<std::string> said;
       REQUIRE(comes_true([&] {
-        layers.consolidator->swap();
-        return layers.statistics().done == 1;
+        crank.turn_all();
+        try {
+          layers.consolidator->swap();
+        } catch (const std::runtime_error& error) {
+          said.push_back(error.what());
+        }
+        return layers.statistics().done == 1 && layers.statistics().failed == 1;
       }));
-      CHECK(layers.diary.lines("swap") == Lines{"L2"});
+      CHECK(said == Lines{stage + " of L1"});
+      CHECK(log.size() == 1);
+      CHECK(layers.statistics().rank_removed == 2);
       CHECK(layers.statistics().stale == 0);
       layers[0].fails.clear();
       layers.compact(0);
       crank.turn_all();
       layers.consolidator->drain();
-      CHECK(layers.diary.lines("swap") == Lines{"L2", "L1"});
+      CHECK(layers.diary.lines("swap").back() == "L1");
+      CHECK(log.size() == 2);
     }
   }
 }
@@ -498,6 +506,147 @@ TEST_CASE("consolidator: its destructor waits for what is running, and nothing b
   }
 }
 
+TEST_CASE("consolidator: who is always too late keeps nobody from their turn", "[consolidator]") {
+  // As many as there are places compact again before a result can come.
+  ConsolidatorOptions options;
+  options.delay = 8;
+  options.in_flight = 2;
+  Layers layers(4, options);
+  for (int step = 0; step < 200; ++step) {
+    layers.consolidator->swap();
+    if (step % 4 == 0) layers.compact(0);
+    if (step % 4 == 2) layers.compact(1);
+    if (step % 50 == 1) layers.compact(2);
+    if (step % 50 == 1) layers.compact(3);
+  }
+  CHECK(layers.diary.lines("swap").size() == 8);
+  CHECK(layers.statistics().stale > 10);
+}
+
+TEST_CASE("consolidator: who has failed has had its turn", "[consolidator]") {
+  Crank crank;
+  Layers layers(3, crank);
+  layers.compact(1);
+  crank.turn_all();
+  layers.consolidator->swap();
+  layers[0].fails = "decompose";
+  layers.compact(0);
+  crank.turn_all();
+  CHECK_THROWS_WITH(layers.consolidator->swap(), "decompose of L1");
+  layers.compact(2);  // takes the only place
+  layers.compact(0);
+  layers.compact(1);
+  crank.turn_all();
+  layers.consolidator->swap();
+  crank.turn();
+  CHECK(layers.diary.lines("download") == Lines{"L2", "L1", "L3", "L2"});
+}
+
+TEST_CASE("consolidator: slots that hold nothing to consolidate are passed over",
+          "[consolidator]") {
+  Crank crank;
+  Layers layers(1, crank);
+  layers[0].is_ready = false;
+  layers.compact(0);
+  CHECK(crank.tasks() == 0);
+  CHECK(layers.statistics().waiting == 0);
+}
+
+TEST_CASE("consolidator: a place in the queue is kept until its turn", "[consolidator]") {
+  // L2 compacts while it waits, and before it asks again the queue is looked at.
+  Crank crank;
+  Layers layers(4, crank);
+  for (Index l = 0; l < 4; ++l) layers.compact(l);
+  layers[1].compact();
+  layers[0].compact();
+  crank.turn();  // L1 is dropped, and L3 begins
+  layers.request(1);
+  for (int i = 0; i < 3; ++i) {
+    crank.turn_all();
+    layers.consolidator->swap();
+  }
+  CHECK(layers.diary.lines("swap") == Lines{"L3", "L2", "L4"});
+}
+
+TEST_CASE("consolidator: deterministic, also when stages fail of what has changed",
+          "[consolidator]") {
+  // Whether the stage threw before the change or was left out behind it.
+  for (const bool before : {true, false}) {
+    CAPTURE(before);
+    Crank crank;
+    ConsolidatorOptions options;
+    options.executor = crank.executor();
+    options.delay = 2;
+    options.in_flight = 1;
+    Layers layers(1, options);
+    layers[0].fails = "download";
+    layers.compact(0);
+    layers.consolidator->swap();
+    if (before) crank.turn_all();
+    layers[0].compact();
+    crank.turn_all();
+    layers.consolidator->swap();
+    try {
+      layers.consolidator->swap();
+      CHECK_FALSE(before);
+    } catch (const std::runtime_error&) {
+      CHECK(before);
+    }
+    CHECK(layers.statistics().stale == 1);
+    CHECK(layers.statistics().failed == 0);
+  }
+}
+
+TEST_CASE("consolidator: an executor that refuses a task drops what it belongs to",
+          "[consolidator]") {
+  for (const Index delay : {0, 2}) {
+    for (int refused = 0; refused < 6; ++refused) {
+      CAPTURE(delay, refused);
+      int given = 0;
+      ConsolidatorOptions options;
+      options.delay = delay;
+      options.in_flight = 1;
+      options.executor = [&](const std::function<void()>& task) {
+        if (given++ == refused) throw std::runtime_error("no thread is free");
+        task();
+      };
+      Layers layers(1, options, 1, 2);  // four tasks
+      std::string said;
+      for (int step = 0; step < 8; ++step) {
+        if (step == 0 || step == 4) layers.compact(0);
+        try {
+          layers.consolidator->swap();
+        } catch (const std::runtime_error& error) {
+          said += error.what();
+        }
+      }
+      CHECK(said == "no thread is free");
+      CHECK(layers.statistics().failed == 1);
+      CHECK(layers.statistics().done == 1);
+      CHECK(layers.statistics().in_flight == 0);
+    }
+  }
+}
+
+TEST_CASE("consolidator: an executor that runs tasks at once is not called within them",
+          "[consolidator]") {
+  int depth = 0, deepest = 0;
+  ConsolidatorOptions options;
+  options.executor = [&](const std::function<void()>& task) {
+    deepest = std::max(deepest, ++depth);
+    task();
+    --depth;
+  };
+  options.in_flight = 1;
+  Layers layers(1, options, 100000);
+  layers[0].found = ConsolidatedLayer::Found::nothing;
+  std::vector<std::int32_t> slots(1000);
+  for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int32_t>(i);
+  layers.consolidator->request(0, slots.data(), 1000);
+  CHECK(layers.statistics().done == 1000);
+  CHECK(deepest == 1);
+}
+
 TEST_CASE("consolidator: an executor may run tasks at once", "[consolidator]") {
   ConsolidatorOptions options;
   options.executor = [](const std::function<void()>& task) { task(); };
@@ -526,6 +675,13 @@ TEST_CASE("consolidator: options that cannot be used name the wanted and the giv
              Contains("ConsolidatorOptions::threads") && Contains("given 0"));
   CHECK_THAT(with([](auto& o) { o.in_flight = 0; }), Contains("in_flight") && Contains("given 0"));
   CHECK_THAT(with([](auto& o) { o.delay = -1; }), Contains("delay") && Contains("given -1"));
+  CHECK(with([](auto& o) {
+          o.executor = [](const std::function<void()>& task) { task(); };
+          o.threads = 0;
+          o.cores = {0};
+        }) == "none");
+  CHECK_THAT(error_of([] { Layers layers(1, ConsolidatorOptions{}, 1, 0); }),
+             Contains("heads of a ConsolidatedLayer") && Contains("given 0"));
   CHECK_THAT(with([](auto& o) { o.cores = {0}; }),
              Contains("one for each of 3 threads") && Contains("given 1"));
   CHECK_THAT(with([](auto& o) { o.cores = {-1, -1, -1}; }), Contains("given -1"));

@@ -32,6 +32,10 @@ TEST_CASE("stagger: at each step within one of the mean, and every layer once a 
     }
   }
   CHECK(Stagger{24, 8}.due_count(5) == 3);
+  CHECK(Stagger{24, 8}.checked().layers == 24);
+  using Catch::Contains;
+  CHECK_THROWS_WITH((Stagger{24, 0}.checked()), Contains("Stagger::period") && Contains("given 0"));
+  CHECK_THROWS_WITH((Stagger{0, 8}.checked()), Contains("Stagger::layers") && Contains("given 0"));
 }
 
 namespace {

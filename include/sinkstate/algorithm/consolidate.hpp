@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "../config.hpp"
+#include "../core/error.hpp"
 #include "../core/matrix_view.hpp"
 #include "../core/status.hpp"
 #include "../core/workspace.hpp"
@@ -40,7 +41,7 @@ struct FrozenPart {
     double dropped = 0;  ///< as in `CompactionReport`
     double rounded = 0;
     CompactionRounding<T> rounding;
-    std::int64_t compactions = 0;
+    std::int64_t event = 0;  ///< of the rounding
 
     bool changes() const { return count < before; }
   };
@@ -74,7 +75,9 @@ void download(Team& team, const SinkStateView<Policy>& state, const FrozenPart<P
   const Index active = SinkStateView<Policy>::active(config);
   record.active = rank < active ? rank : active;
   record.before = record.count = rank - record.active;
-  record.compactions = state.record->compactions;
+  // Compactions round with the numbers from 1 on, an initialisation with 0. Between two compactions
+  // the rank falls with each consolidation that rounds.
+  record.event = -2 - (state.record->compactions * (largest_size + 1) + rank);
   for (Index i = 0; i < record.active; ++i) {
     if (state.factors.strength(i) > record.reference) record.reference = state.factors.strength(i);
   }
@@ -150,8 +153,7 @@ Status store_part(Team& team, const StateConfig& config, const FrozenPart<Policy
   SinkStateView<Policy> target;
   target.config = config;
   target.factors = part.stored;
-  // Compactions round with the numbers from 1 on, an initialisation with 0.
-  const StorageRounding storage(config, -2 - record.compactions);
+  const StorageRounding storage(config, record.event);
   TermWriter<Policy> writer(target, storage, scratch);
   for (Index i = 0; i < record.count; ++i) {
     writer.write(team, i, part.keys.row(i), part.values.row(i), part.strengths[i], true);
@@ -203,7 +205,10 @@ void swap_part(const StatePoolView<Policy>& pool, Index slot, Index head_index,
       unit_roundoff<T> * bound_product(static_cast<T>(record.rounding.roundoffs), buffer.masses[0]);
   const T error =
       static_cast<T>(record.dropped + record.rounded) + record.rounding.rotations + rounding;
-  const T heavier = strengths_sum(pool.state(slot, head_index)) - before;
+  // Sums of so many numbers, each a little wrong.
+  const T wrong = unit_roundoff<T> * static_cast<T>(2 * (record.active + record.before));
+  const T heavier =
+      strengths_sum(pool.state(slot, head_index)) * (T(1) + wrong) - before * (T(1) - wrong);
   for (Index j = 0; j <= *buffer.count; ++j) {
     buffer.certificates[j] = round_up(buffer.certificates[j] + error);
     if (heavier > T(0)) buffer.masses[j] = round_up(buffer.masses[j] + heavier);

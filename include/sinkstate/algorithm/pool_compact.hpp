@@ -234,8 +234,8 @@ Status compact_slots(Teams& teams, const StatePoolView<Policy>& pool, const std:
 ///                  rank has grown too far (LocalSvd), less those of this call on return; null: all
 ///                  that have. The others are compacted like any and come to their turn at a later
 ///                  compaction, of one call first those whose rank has grown furthest; layers that
-///                  share a number should take turns at being first. A state whose terms do not fit
-///                  otherwise is decomposed in any case, and does not count.
+///                  share a number should take turns at being first. States whose terms may not fit
+///                  otherwise come before those, and if they do not, are decomposed in any case.
 /// @returns a status that is not ok, if an entry has one
 /// Allocates nothing. The work of `compact` on single states.
 template <class Teams, class Policy>

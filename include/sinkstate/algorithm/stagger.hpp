@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../config.hpp"
+#include "../core/error.hpp"
 #include "../core/matrix_view.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -13,12 +14,19 @@ SINKSTATE_NAMESPACE_BEGIN
 /// a period, at each step as many as at any other or one more (paper 1, section 4.2).
 ///
 /// At a step a layer that is due compacts all of its requests, however many tokens they have
-/// buffered (`compact`), the others those whose buffers are full (`compact_due`): after drafts, and
-/// when the period is longer than the buffer. Of a request whose draft is open `compact` says so and
-/// leaves it alone.
+/// buffered (`compact`), the others those whose buffers are full (`compact_due`), after drafts. Of a
+/// request whose draft is open `compact` says so and leaves it alone.
 struct Stagger {
   Index layers = 1;
-  Index period = 1;  ///< steps; as many as `StateConfig::buffer` has tokens, or fewer
+  Index period = 1;  ///< steps; as many as `StateConfig::buffer` has tokens
+
+  /// @returns *this
+  /// @throws Error naming the first field that cannot be used
+  const Stagger& checked() const {
+    detail::in_range(1, detail::largest_size, "Stagger::layers", layers);
+    detail::in_range(1, detail::largest_size, "Stagger::period", period);
+    return *this;
+  }
 
   /// @param layer  0 to layers - 1; neighbours are due at different steps
   /// @param step   0 or more

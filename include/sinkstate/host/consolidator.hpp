@@ -2,6 +2,7 @@
 /// Consolidation on other threads while requests are decoded.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -49,6 +50,9 @@ class ConsolidatedLayer {
   /// Scratch of each team.
   virtual std::size_t workspace_bytes() const = 0;
 
+  /// Whether a slot holds a request whose states can be consolidated. On the thread that decodes;
+  /// before the answer changes, so does the version.
+  virtual bool ready(Index slot) const = 0;
   /// Goes up before bodies of a slot change: a result of another version is stale. On any thread.
   virtual std::uint64_t version(Index slot) const = 0;
   /// Tokens of the request. On the thread that decodes.
@@ -82,6 +86,9 @@ class ConsolidatedPool : public ConsolidatedLayer {
   }
   std::size_t workspace_bytes() const override {
     return sinkstate::workspace_bytes<Policy>(pool_.config.state);
+  }
+  bool ready(Index slot) const override {
+    return pool_.in_use(slot) && pool_.slot(slot).blocked == Status::ok;
   }
   std::uint64_t version(Index slot) const override { return pool_.slot(slot).bodies.now(); }
   std::int64_t tokens(Index slot) const override { return pool_.slot(slot).tokens; }
@@ -159,8 +166,9 @@ struct ConsolidatorOptions {
   /// that uploads. Empty: none. (Linux)
   std::vector<int> cores;
   /// Runs what it is given, on any thread, at once or later, each once: the engine's own threads in
-  /// the place of ours. `threads` and `cores` mean nothing then. It throws nothing and loses nothing;
-  /// what it runs at once runs, and allocates, within `request` or `swap`.
+  /// the place of ours; `threads` and `cores` mean nothing then. It is called on the thread that
+  /// decodes and within tasks, several at a time. If it throws, it has not taken the task, which is
+  /// as if the task had thrown; what it runs at once runs, and allocates, within `request` or `swap`.
   std::function<void(std::function<void()>)> executor;
   /// If not null, what was swapped in: with it another pool can be led the same way, by `consolidate`
   /// at the same places. It grows, which may allocate.
@@ -170,9 +178,9 @@ struct ConsolidatorOptions {
 /// Decomposes the frozen terms of requests off the critical path (paper 1, section 4.3), in three
 /// stages, download, decomposition and upload, which work on different requests at once.
 ///
-/// What waits is a slot of a layer. First come those whose result was dropped, then those that were
+/// What waits is a slot of a layer. First come those whose result was stale, then those that were
 /// never consolidated, then the one whose last time is longest ago; among equals, who has waited
-/// longest. A result is stale when the bodies of the slot have changed meanwhile, by whatever verb:
+/// longest. Who is too late a second time running has had its turn. A result is stale when the bodies of the slot have changed meanwhile, by whatever verb:
 /// it is dropped, and stages that have not begun are left out.
 ///
 ///     for each step:
@@ -207,7 +215,10 @@ class Consolidator {
       jobs_.emplace_back();
       jobs_.back().staging = AlignedBytes(staging);
     }
-    tasks_.reserve(jobs_.size() * static_cast<std::size_t>(heads));
+    const std::size_t parts = jobs_.size() * static_cast<std::size_t>(heads);
+    tasks_.reserve(parts);
+    handing_out_.reserve(parts + 1);
+    teams_.reserve(parts + static_cast<std::size_t>(options_.threads) + 2);
     if (!options_.executor) start_threads();
   }
   Consolidator(const Consolidator&) = delete;
@@ -227,10 +238,10 @@ class Consolidator {
       const std::lock_guard<std::mutex> lock(mutex_);
       const ConsolidatedLayer& source = *layers_[static_cast<std::size_t>(layer)];
       for (Index i = 0; i < entries; ++i) {
-        if (slots[i] < 0 || slots[i] >= source.slots()) continue;
+        if (slots[i] < 0 || slots[i] >= source.slots() || !source.ready(slots[i])) continue;
         Unit& unit = this->unit(layer, slots[i]);
         unit.version = source.version(slots[i]);
-        if (!unit.waiting) unit.since = ++clock_;
+        if (unit.since == 0) unit.since = ++clock_;
         unit.waiting = true;
       }
       started = options_.delay == 0 && start_jobs();
@@ -247,15 +258,13 @@ class Consolidator {
     bool started = false;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      while (Job* const job = next_result(lock)) swapped += conclude(*job) ? 1 : 0;
+      while (Job* const job = next_result(lock)) swapped += conclude(*job);
       started = start_jobs();
       ++step_;
       std::swap(failure, failure_);
     }
     if (started) hand_out();
-#if defined(__cpp_exceptions)
-    if (failure) std::rethrow_exception(failure);
-#endif
+    rethrow(failure);
     return swapped;
   }
 
@@ -286,16 +295,17 @@ class Consolidator {
   /// A slot of a layer.
   struct Unit {
     std::uint64_t version = 0;  // when it was asked for
-    std::uint64_t since = 0;    // it has been waiting
-    std::uint64_t last = 0;     // time that it was consolidated; 0: never
+    std::uint64_t since = 0;    // it has been waiting; 0: it has not since its last turn
+    std::uint64_t last = 0;     // time that it had its turn; 0: never
     bool waiting = false;
-    bool dropped = false;  // the last result was stale
+    bool dropped = false;  // the last result was stale, and the one before was not
   };
 
   /// A unit on its way.
   struct Job {
     Stage stage = Stage::idle;
     Outcome outcome = Outcome::good;  // so far
+    std::exception_ptr failure;
     Index layer = 0;
     Index slot = 0;
     std::uint64_t version = 0;
@@ -307,18 +317,20 @@ class Consolidator {
   };
 
   void check_options() const {
-    detail::in_range(1, 1024, "ConsolidatorOptions::threads", options_.threads);
     detail::in_range(1, 1024, "ConsolidatorOptions::in_flight", options_.in_flight);
     detail::in_range(0, detail::largest_size, "ConsolidatorOptions::delay", options_.delay);
+    for (const auto& layer : layers_) {
+      if (!layer) detail::refuse("layer of a Consolidator", "one", "null");
+      detail::in_range(1, detail::largest_size, "heads of a ConsolidatedLayer", layer->heads());
+    }
+    if (options_.executor) return;
+    detail::in_range(1, 1024, "ConsolidatorOptions::threads", options_.threads);
     const std::size_t cores = options_.cores.size();
     if (cores != 0 && cores != static_cast<std::size_t>(options_.threads) + 2) {
       detail::refuse(
           "ConsolidatorOptions::cores",
           "none, or one for each of " + std::to_string(options_.threads + 2) + " threads",
           std::to_string(cores));
-    }
-    for (const auto& layer : layers_) {
-      if (!layer) detail::refuse("layer of a Consolidator", "one", "null");
     }
   }
 
@@ -363,7 +375,7 @@ class Consolidator {
     return a.since < b.since;
   }
 
-  /// Begins with those whose turn it is, as long as there is a place; O(units).
+  /// Begins with those whose turn it is, as long as there is a place; O(units) for each place.
   /// @returns whether there is something to do for somebody
   bool start_jobs() {
     bool started = false;
@@ -387,6 +399,8 @@ class Consolidator {
       }
       if (best == nullptr) break;
       best->waiting = false;
+      best->since = 0;
+      job.failure = nullptr;
       job.outcome = Outcome::good;
       job.version = best->version;
       job.order = ++clock_;
@@ -418,33 +432,36 @@ class Consolidator {
   }
 
   /// Ends a job, which makes its place free. What is good is swapped in, by the thread that decodes.
-  /// @returns whether it was
-  bool conclude(Job& job) {
-    Unit& unit = this->unit(job.layer, job.slot);
+  /// @returns how many were
+  Index conclude(Job& job) {
     ConsolidatedLayer& layer = layer_of(job);
-    // Also where nothing was found: whether a thread has looked before the change or behind it shall
-    // not matter.
-    if (job.outcome != Outcome::failed && layer.version(job.slot) != job.version) {
-      job.outcome = Outcome::stale;
+    Unit& unit = this->unit(job.layer, job.slot);
+    // Whatever has come of it: whether a thread has looked before the change or behind it shall not
+    // matter.
+    if (layer.version(job.slot) != job.version) job.outcome = Outcome::stale;
+    if (job.outcome == Outcome::good) job.failure = attempt([&] { swap_in(layer, job); });
+    if (job.failure != nullptr) {
+      if (failure_ == nullptr) failure_ = job.failure;
+      if (job.outcome != Outcome::stale) job.outcome = Outcome::failed;
     }
     job.stage = Stage::idle;
-    unit.dropped = job.outcome == Outcome::stale;
-    if (job.outcome == Outcome::failed) {
-      statistics_.failed += 1;
-      return false;
-    }
-    if (job.outcome == Outcome::stale) {
-      statistics_.stale += 1;
-      return false;
-    }
-    statistics_.done += 1;
-    unit.last = ++clock_;
-    if (job.outcome == Outcome::nothing) return false;
-    statistics_.rank_removed += layer.swap(job.slot, job.staging.workspace());
-    if (options_.log != nullptr) {
+    unit.dropped = job.outcome == Outcome::stale && !unit.dropped;
+    if (!unit.dropped) unit.last = ++clock_;
+    (job.outcome == Outcome::stale    ? statistics_.stale
+     : job.outcome == Outcome::failed ? statistics_.failed
+                                      : statistics_.done) += 1;
+    return job.outcome == Outcome::good ? 1 : 0;
+  }
+
+  void swap_in(ConsolidatedLayer& layer, Job& job) {
+    if (options_.log != nullptr) {  // before anything changes: it may be short of memory
       options_.log->push_back({step_, job.layer, job.slot, layer.tokens(job.slot), job.version});
     }
-    return true;
+    const std::exception_ptr failure =
+        attempt([&] { statistics_.rank_removed += layer.swap(job.slot, job.staging.workspace()); });
+    if (failure == nullptr) return;
+    if (options_.log != nullptr) options_.log->pop_back();
+    rethrow(failure);
   }
 
   /// One part of the stage at which a job is. Leaves the mutex for the work itself.
@@ -455,6 +472,8 @@ class Consolidator {
     if (job.outcome == Outcome::good && layer.version(job.slot) != job.version) {
       job.outcome = Outcome::stale;
     }
+    Outcome outcome = Outcome::good;
+    std::exception_ptr failure;
     if (job.outcome == Outcome::good && !ending_) {
       ++job.running;
       std::unique_ptr<HostTeam> team;
@@ -463,29 +482,26 @@ class Consolidator {
         teams_.pop_back();
       }
       lock.unlock();
-      Outcome outcome = Outcome::good;
-      std::exception_ptr failure;
-#if defined(__cpp_exceptions)
-      try {
-        outcome = run(layer, job, stage, part, team);
-      } catch (...) {
-        failure = std::current_exception();
-        outcome = Outcome::failed;
-      }
-#else
-      outcome = run(layer, job, stage, part, team);
-#endif
+      failure = attempt([&] { outcome = run(layer, job, stage, part, team); });
       lock.lock();
       if (team) teams_.push_back(std::move(team));
-      if (failure) failure_ = failure;
-      if (outcome != Outcome::good) job.outcome = outcome;
       --job.running;
     }
+    end_part(job, outcome, failure);
+  }
+
+  /// Notes what came of a part; behind the last one the job goes on to the next stage, or ends.
+  void end_part(Job& job, Outcome outcome, const std::exception_ptr& failure) {
+    if (failure != nullptr) {
+      outcome = Outcome::failed;
+      job.failure = failure;
+    }
+    if (outcome != Outcome::good) job.outcome = outcome;
     if (job.parts > 0 || job.running > 0) return;
     if (job.outcome == Outcome::good) {
-      enter(job, stage == Stage::download    ? Stage::decompose
-                 : stage == Stage::decompose ? Stage::upload
-                                             : Stage::ready);
+      enter(job, job.stage == Stage::download    ? Stage::decompose
+                 : job.stage == Stage::decompose ? Stage::upload
+                                                 : Stage::ready);
     } else if (options_.delay > 0) {
       enter(job, Stage::ready);  // its place is free no earlier than if it were good
     } else {
@@ -515,31 +531,45 @@ class Consolidator {
     return Outcome::good;
   }
 
-  /// Wakes the threads, or gives the executor what there is to do.
+  /// Wakes the threads, or gives the executor what there is to do. Where it runs tasks at once, what
+  /// these leave to do is given to it here, not within them.
   void hand_out() {
     changed_.notify_all();
-    for (;;) {
-      Job* job = nullptr;
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (tasks_.empty()) return;
-        job = tasks_.front();
-        tasks_.erase(tasks_.begin());
-        ++outstanding_;
-      }
-      options_.executor([this, job] {
-        {
-          std::unique_lock<std::mutex> lock(mutex_);
-          work(*job, lock);
-        }
-        hand_out();
-        const std::lock_guard<std::mutex> lock(mutex_);
-        --outstanding_;
-        changed_.notify_all();
-      });
+    std::unique_lock<std::mutex> lock(mutex_);
+    const std::thread::id self = std::this_thread::get_id();
+    const auto mine = [&] { return std::find(handing_out_.begin(), handing_out_.end(), self); };
+    if (mine() != handing_out_.end()) return;
+    handing_out_.push_back(self);
+    while (!tasks_.empty()) {
+      Job* const job = tasks_.front();
+      tasks_.erase(tasks_.begin());
+      ++outstanding_;
+      lock.unlock();
+      const std::exception_ptr refused =
+          attempt([&] { options_.executor([this, job] { run_task(*job); }); });
+      lock.lock();
+      if (refused == nullptr) continue;
+      --outstanding_;
+      --job->parts;
+      end_part(*job, Outcome::failed, refused);
     }
+    handing_out_.erase(mine());
+    changed_.notify_all();
   }
 
+  /// A task of the executor.
+  void run_task(Job& job) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      work(job, lock);
+    }
+    hand_out();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --outstanding_;
+    changed_.notify_all();
+  }
+
+  /// One of our own threads.
   void serve(Stage stage) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -555,20 +585,35 @@ class Consolidator {
       threads_.emplace_back([this, stage] { serve(stage); });
       if (!options_.cores.empty()) pin(threads_.back(), options_.cores[threads_.size() - 1]);
     };
-    const auto start_all = [&] {
+    const std::exception_ptr failure = attempt([&] {
       start(Stage::download);
       for (Index i = 0; i < options_.threads; ++i) start(Stage::decompose);
       start(Stage::upload);
-    };
+    });
+    if (failure == nullptr) return;
+    stop();
+    rethrow(failure);
+  }
+
+  /// What a task throws, or null.
+  template <class Task>
+  static std::exception_ptr attempt(const Task& task) {
 #if defined(__cpp_exceptions)
     try {
-      start_all();
+      task();
     } catch (...) {
-      stop();
-      throw;
+      return std::current_exception();
     }
 #else
-    start_all();
+    task();
+#endif
+    return nullptr;
+  }
+  static void rethrow(const std::exception_ptr& failure) {
+#if defined(__cpp_exceptions)
+    if (failure != nullptr) std::rethrow_exception(failure);
+#else
+    (void)failure;
 #endif
   }
 
@@ -606,7 +651,8 @@ class Consolidator {
   std::condition_variable changed_;
   std::vector<Unit> units_;
   std::vector<Job> jobs_;
-  std::vector<Job*> tasks_;                       // that the executor has not been given yet
+  std::vector<Job*> tasks_;  // that the executor has not been given yet
+  std::vector<std::thread::id> handing_out_;
   std::vector<std::unique_ptr<HostTeam>> teams_;  // idle
   ConsolidatorStatistics statistics_;
   std::exception_ptr failure_;
