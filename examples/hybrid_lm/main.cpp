@@ -4,8 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.hpp"
 #include "evaluate.hpp"
 #include "golden.hpp"
 #include "model.hpp"
@@ -45,24 +44,6 @@ struct GenerateArguments {
   bool dense = false;
   bool compare = false;
 };
-
-/// Bytes are looked at as they come, so that a device or a binary is refused at once.
-std::string read_text(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream || std::filesystem::is_directory(path)) throw ToolError(path + ": cannot be read");
-  std::string text;
-  for (char c = 0; stream.get(c);) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < ' ' && (byte < '\t' || byte > '\r')) {
-      throw ToolError(path + ": wanted a text, given byte " + std::to_string(byte) + " at offset " +
-                      std::to_string(text.size()));
-    }
-    text += c;
-  }
-  if (stream.bad()) throw ToolError(path + ": cannot be read");
-  if (text.empty()) throw ToolError(path + ": wanted a text, given an empty file");
-  return text;
-}
 
 int compare_with_golden(const Model& model, const std::string& golden) {
   const GoldenCheck found = check_golden(model, golden);
@@ -114,27 +95,6 @@ std::vector<std::string> passages_of(const std::string& path, std::ptrdiff_t cou
                                    static_cast<std::size_t>(prefill + bytes + 1)));
   }
   return passages;
-}
-
-/// No output may be another file of the command, or the model's; empty paths are no files.
-struct Named {
-  const char* what;
-  std::string path;
-};
-void require_different(const std::string& folder, std::vector<Named> outputs,
-                       const std::string& text) {
-  std::vector<Named> files{{"text", text}};
-  for (const char* const name : {"/config.json", "/model.safetensors", "/golden.safetensors"}) {
-    files.push_back({"--model", folder + name});
-  }
-  for (const Named& output : outputs) {
-    for (const Named& other : files) {
-      if (output.path.empty() || other.path.empty()) continue;
-      if (!tools::same_file(output.path, other.path)) continue;
-      tools::refuse(output.what, "a file of its own", std::string("that of ") + other.what);
-    }
-    files.push_back(output);
-  }
 }
 
 int evaluate_text(const Model& model, const std::string& folder, const std::string& path,
@@ -350,20 +310,6 @@ struct Command {
   CLI::App* app;
   std::function<int(const Model&, const std::string& folder)> run;
 };
-
-CLI::Option* add_number(CLI::App* app, const char* option, std::ptrdiff_t& value,
-                        const char* meaning) {
-  return app->add_option(option, value, meaning)->transform(tools::whole_number<std::ptrdiff_t>());
-}
-CLI::Option* add_number(CLI::App* app, const char* option, double& value, const char* meaning) {
-  return app->add_option(option, value, meaning)->check(tools::check_real_number);
-}
-
-CLI::Option* add_path(CLI::App* app, const char* option, std::string& path, const char* meaning) {
-  return app->add_option(option, path, meaning)->check([](const std::string& given) {
-    return given.empty() ? "wanted a path, given an empty one" : "";
-  });
-}
 
 Command add_check(CLI::App& app) {
   CLI::App* const command = app.add_subcommand("check", "compare with the reference's numbers");

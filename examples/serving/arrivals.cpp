@@ -42,7 +42,8 @@ std::size_t length(Random& random, std::ptrdiff_t most) {
 std::vector<Arrival> make_arrivals(const std::string& text, const ArrivalOptions& options) {
   if (static_cast<std::ptrdiff_t>(text.size()) < options.prompt_bytes) {
     tools::refuse(
-        "text", "at least the " + std::to_string(options.prompt_bytes) + " bytes of --prompt-bytes",
+        "--text",
+        "at least the " + std::to_string(options.prompt_bytes) + " bytes of --prompt-bytes",
         std::to_string(text.size()));
   }
   Random random(options.seed);

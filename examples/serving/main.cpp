@@ -3,13 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "arrivals.hpp"
+#include "hybrid_lm/arguments.hpp"
 #include "hybrid_lm/evaluate.hpp"
 #include "hybrid_lm/policies.hpp"
 #include "replay/atomic_file.hpp"
@@ -21,24 +19,10 @@ namespace {
 
 using namespace sinkstate;
 using namespace sinkstate::serving;
+using hybrid_lm::add_number;
+using hybrid_lm::add_path;
 using hybrid_lm::Policies;
 using tools::refuse;
-
-std::string read_text(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  if (text.empty()) throw tools::ToolError(path + ": cannot be read, or is empty");
-  return text;
-}
-
-void add_number(CLI::App& app, const char* option, std::ptrdiff_t& value, const char* meaning) {
-  app.add_option(option, value, meaning)
-      ->transform(tools::whole_number<std::ptrdiff_t>())
-      ->capture_default_str();
-}
-void add_number(CLI::App& app, const char* option, double& value, const char* meaning) {
-  app.add_option(option, value, meaning)->check(tools::check_real_number)->capture_default_str();
-}
 
 void in_range(const char* option, std::ptrdiff_t least, std::ptrdiff_t most, std::ptrdiff_t given) {
   tools::at_least(option, least, given);
@@ -48,23 +32,28 @@ void in_range(const char* option, const char* wanted, bool good, double given) {
   if (!good) refuse(option, wanted, CLI::detail::to_string(given));
 }
 
+bool all_local_svd(const Policies& policies) {
+  const auto freezes = [](const tools::ReplayOptions& options) {
+    return options.compaction == tools::Compaction::local_svd;
+  };
+  return freezes(policies.gated_delta) && freezes(policies.kimi_delta) && freezes(policies.mamba2);
+}
+
+/// The settings that are served. Without consolidation where nothing is frozen.
 std::vector<Setting> settings_of(const Policies& policies) {
   std::vector<Setting> settings{{"dense", {}, false, false},
                                 {"factored", policies, false, false},
                                 {"staggered", policies, true, false}};
+  if (!all_local_svd(policies)) return settings;
+  settings.push_back({"consolidated", policies, true, true});
   Policies untriggered = policies;
-  bool freezes = true;
+  bool triggered = false;
   for (tools::ReplayOptions* const options :
        {&untriggered.gated_delta, &untriggered.kimi_delta, &untriggered.mamba2}) {
-    freezes = freezes && options->compaction == tools::Compaction::local_svd;
+    triggered = triggered || options->recompress_growth > 0;
     options->recompress_growth = 0;
   }
-  if (freezes) {
-    settings.push_back({"consolidated", policies, true, true});
-    settings.push_back({"consolidated, growth 0", untriggered, true, true});
-  } else {
-    tools::say("serving", "consolidation is left out: only local-svd has frozen terms");
-  }
+  if (triggered) settings.push_back({"consolidated, growth 0", untriggered, true, true});
   return settings;
 }
 
@@ -78,37 +67,39 @@ int run(int argc, char** argv) {
   std::ptrdiff_t slots = options.slots, threads = 1, steps = 0, draft = options.draft;
   std::ptrdiff_t compared = 2, recompressions = -1, delay = options.consolidation_delay;
   double budget = 3;
-  app.add_option("--model", folder, "folder of config.json and model.safetensors");
-  app.add_option("--text", path, "prompts are cut out of it (default: the model's text.txt)");
-  add_number(app, "--requests", arrivals.requests, "that arrive");
-  add_number(app, "--arrival-rate", arrivals.rate, "of them in a step, in the mean");
-  add_number(app, "--prompt-bytes", arrivals.prompt_bytes,
-             "of a prompt, at most; a quarter at least");
-  add_number(app, "--output-bytes", arrivals.output_bytes, "of an output, likewise");
-  add_number(app, "--fork-share", arrivals.fork_share, "of requests, that become two samples");
+  const auto number = [&app](const char* option, auto& value, const char* meaning) {
+    add_number(&app, option, value, meaning)->capture_default_str();
+  };
+  add_path(&app, "--model", folder, "folder of config.json and model.safetensors")
+      ->capture_default_str();
+  add_path(&app, "--text", path, "prompts are cut out of it (default: the model's text.txt)");
+  number("--requests", arrivals.requests, "that arrive");
+  number("--arrival-rate", arrivals.rate, "of them in a step, in the mean");
+  number("--prompt-bytes", arrivals.prompt_bytes, "of a prompt, at most; a quarter at least");
+  number("--output-bytes", arrivals.output_bytes, "of an output, likewise");
+  number("--fork-share", arrivals.fork_share, "of requests, that become two samples");
   app.add_option("--arrival-seed", arrivals.seed, "of arrivals, lengths, prompts and sampling")
       ->transform(tools::whole_number<std::uint64_t>())
       ->capture_default_str();
-  add_number(app, "--steps", steps, "to serve; 0: until all requests are finished");
-  add_number(app, "--slots", slots, "requests at once, at most");
-  add_number(app, "--threads", threads, "that decode");
-  add_number(app, "--budget", budget,
-             "of recurrent states: bytes, or below 1000 a multiple of a dense request's");
-  add_number(app, "--draft", draft, "bytes that are proposed at once, at most; 0: none");
-  add_number(app, "--chunk", options.chunk, "bytes of a prompt in a step");
+  number("--steps", steps, "to serve; 0: until all requests are finished");
+  number("--slots", slots, "requests at once, at most");
+  number("--threads", threads, "that decode");
+  number("--budget", budget,
+         "of recurrent states: bytes, or below 1000 a multiple of a dense request's");
+  number("--draft", draft, "bytes that are proposed at once, at most; 0: none");
+  number("--chunk", options.chunk, "bytes of a prompt in a step");
   app.add_option(
          "--recompressions", recompressions,
          "states decomposed whole for their rank in a step at most, where staggered; those that do "
          "not fit otherwise come on top (default: no cap)")
       ->transform(tools::whole_number<std::ptrdiff_t>());
-  add_number(
-      app, "--consolidation-delay", delay,
-      "steps until a result is swapped in, stale from the period on; 0: when it is ready, so "
-      "that runs differ");
-  add_number(app, "--temperature", options.sampling.temperature, "0: always the likeliest byte");
-  add_number(app, "--compared", compared, "requests that the dense model reads too");
-  app.add_option("--json", json_path, "write the figures here");
-  app.add_option("--svg", svg_path, "draw bytes and ranks over the steps here");
+  number("--consolidation-delay", delay,
+         "steps until a result is swapped in, stale from the period on; 0: when it is ready, so "
+         "that runs differ");
+  number("--temperature", options.sampling.temperature, "0: always the likeliest byte");
+  number("--compared", compared, "requests that the dense model reads too");
+  add_path(&app, "--json", json_path, "write the figures here");
+  add_path(&app, "--svg", svg_path, "draw bytes and ranks over the steps here");
   hybrid_lm::PolicyArguments policies(app);
   try {
     app.parse(argc, argv);
@@ -141,17 +132,7 @@ int run(int argc, char** argv) {
     options.recompressions = recompressions;
   }
   if (path.empty()) path = folder + "/text.txt";
-  const std::string inputs[] = {path, folder + "/config.json", folder + "/model.safetensors"};
-  for (const auto& [option, file] : {std::pair{"--json", json_path}, {"--svg", svg_path}}) {
-    for (const std::string& input : inputs) {
-      if (!file.empty() && tools::same_file(file, input)) {
-        refuse(option, "a file of its own", "the input " + tools::quote(input));
-      }
-    }
-  }
-  if (!json_path.empty() && !svg_path.empty() && tools::same_file(json_path, svg_path)) {
-    refuse("--svg", "a file of its own", "that of --json");
-  }
+  hybrid_lm::require_different(folder, {{"--json", json_path}, {"--svg", svg_path}}, path);
   options.slots = static_cast<int>(slots);
   options.threads = static_cast<int>(threads);
   options.steps = steps;
@@ -159,10 +140,30 @@ int run(int argc, char** argv) {
   options.consolidation_delay = delay;
   options.compared = static_cast<std::size_t>(compared);
 
-  const std::vector<Setting> settings = settings_of(policies.resolve());
+  const Policies chosen = policies.resolve();
+  const std::vector<Setting> settings = settings_of(chosen);
+  if (settings.back().consolidated) {
+    const Index period = period_of(chosen);
+    if (delay >= period) {
+      refuse("--consolidation-delay",
+             "less than the " + std::to_string(period) + " tokens between two compactions",
+             std::to_string(delay));
+    }
+  } else {
+    for (const char* const option : {"--consolidation-delay", "--recompressions"}) {
+      if (app.count(option) == 0) continue;
+      refuse(option, "--policy local-svd in every layer, which alone has frozen terms", "another");
+    }
+    tools::say("serving", "consolidation is left out: only local-svd has frozen terms");
+  }
   const hybrid_lm::Model model = hybrid_lm::load_model(folder);
   options.budget = budget < 1000 ? budget * hybrid_lm::dense_state_bytes(model) : budget;
-  const auto coming = make_arrivals(read_text(path), arrivals);
+  const auto coming = make_arrivals(hybrid_lm::read_text(path), arrivals);
+  if (steps > 0 && steps <= coming.front().step) {
+    refuse("--steps",
+           "more than the " + std::to_string(coming.front().step) + " before anybody comes",
+           std::to_string(steps));
+  }
   const auto json_file = tools::open_output(json_path);
   const auto svg_file = tools::open_output(svg_path);
   std::ptrdiff_t output = 0;
@@ -177,7 +178,7 @@ int run(int argc, char** argv) {
           serve(model, coming, setting, options, [&](std::ptrdiff_t bytes) { bar.add(bytes); }));
     }
   }
-  if (json_file) json_file->write(json(results, options));
+  if (json_file) json_file->write(json(results, arrivals, options));
   if (svg_file) svg_file->write(figure(results));
   tools::commit_all({json_file.get(), svg_file.get()});
   std::fputs(text(results).c_str(), stdout);

@@ -72,15 +72,18 @@ std::string text(const std::vector<ServingResult>& results) {
     const Summary s = summarize(result);
     const auto whole = [](std::int64_t number) { return std::to_string(number); };
     const bool compared = result.drift.bytes > 0;
+    const auto factored = [&](std::string cell) { return result.factored ? cell : "-"; };
+    const auto consolidated = [&](std::string cell) { return result.consolidated ? cell : "-"; };
     rows.push_back({result.name, format("%.0f", s.bytes_per_second),
                     whole(s.requests_most) + " / " + format("%.1f", s.requests_mean),
                     format("%.2f", s.p50), format("%.2f", s.p90), format("%.2f", s.p99),
                     format("%.2f", s.most), format("%.2f", s.p50 > 0 ? s.p99 / s.p50 : 0),
-                    whole(s.compacted_most), whole(s.recompressed_most),
+                    factored(whole(s.compacted_most)), factored(whole(s.recompressed_most)),
                     format("%.1f", s.rank_mean), format("%.1f", s.request_bytes / 1e3),
                     whole(result.evictions), whole(result.accepted) + " / " + whole(result.drafted),
-                    whole(result.consolidations.done) + " / " + whole(result.consolidations.stale),
-                    whole(result.consolidations.rank_removed),
+                    consolidated(whole(result.consolidations.done) + " / " +
+                                 whole(result.consolidations.stale)),
+                    consolidated(whole(result.consolidations.rank_removed)),
                     compared ? format("%.1e", result.drift.kl_mean) : "-",
                     compared ? format("%.1e", result.drift.kl_worst) : "-",
                     compared ? format("%.1f%%", 100 * result.drift.top1_agreement) : "-"});
@@ -92,17 +95,24 @@ std::string text(const std::vector<ServingResult>& results) {
          "bytes, nats a byte.\n";
 }
 
-std::string json(const std::vector<ServingResult>& results, const ServingOptions& options) {
+std::string json(const std::vector<ServingResult>& results, const ArrivalOptions& arrivals,
+                 const ServingOptions& options) {
   Json settings = Json::array();
   for (const ServingResult& result : results) {
     const Summary s = summarize(result);
+    const auto compared = [&](double number) {
+      return result.drift.bytes > 0 ? Json(number) : Json();
+    };
     Json steps = Json::array();
     for (const StepFigures& step : result.steps) {
       steps.push_back({{"step", step.step},
                        {"seconds", step.seconds},
                        {"requests", step.requests},
+                       {"left", step.measured},
+                       {"evicted", step.evicted},
                        {"bytes", step.bytes},
-                       {"rank", step.rank},
+                       {"bytes_kept", step.bytes_kept},
+                       {"rank", step.measured > 0 ? Json(step.rank) : Json()},
                        {"compacted", step.compacted},
                        {"recompressed", step.recompressed}});
     }
@@ -130,14 +140,28 @@ std::string json(const std::vector<ServingResult>& results, const ServingOptions
                         {"consolidations_stale", result.consolidations.stale},
                         {"rank_removed", result.consolidations.rank_removed},
                         {"compared_bytes", result.drift.bytes},
-                        {"kl_mean", result.drift.kl_mean},
-                        {"kl_worst", result.drift.kl_worst},
-                        {"top1_agreement", result.drift.top1_agreement},
+                        {"kl_mean", compared(result.drift.kl_mean)},
+                        {"kl_worst", compared(result.drift.kl_worst)},
+                        {"top1_agreement", compared(result.drift.top1_agreement)},
                         {"steps", steps}});
   }
-  return Json{{"budget", options.budget}, {"slots", options.slots}, {"settings", settings}}.dump(
-             2) +
-         "\n";
+  const Json given{
+      {"requests", arrivals.requests},
+      {"arrival_rate", arrivals.rate},
+      {"prompt_bytes", arrivals.prompt_bytes},
+      {"output_bytes", arrivals.output_bytes},
+      {"fork_share", arrivals.fork_share},
+      {"arrival_seed", arrivals.seed},
+      {"budget", options.budget},
+      {"slots", options.slots},
+      {"threads", options.threads},
+      {"draft", options.draft},
+      {"chunk", options.chunk},
+      {"steps", options.steps},
+      {"recompressions", options.recompressions ? Json(*options.recompressions) : Json()},
+      {"consolidation_delay", options.consolidation_delay},
+      {"temperature", options.sampling.temperature}};
+  return Json{{"options", given}, {"settings", settings}}.dump(2) + "\n";
 }
 
 std::string figure(const std::vector<ServingResult>& results) {

@@ -10,7 +10,9 @@
 namespace sinkstate::serving {
 
 std::string text(const std::vector<ServingResult>& results);
-std::string json(const std::vector<ServingResult>& results, const ServingOptions& options);
+/// The object of docs/serving.md.
+std::string json(const std::vector<ServingResult>& results, const ArrivalOptions& arrivals,
+                 const ServingOptions& options);
 /// An SVG: bytes of states and mean rank over the steps.
 std::string figure(const std::vector<ServingResult>& results);
 

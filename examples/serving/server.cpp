@@ -79,12 +79,10 @@ class Server {
       if (states_->layer(n) != nullptr) layers_.push_back(n);
     }
     result_.name = setting.name;
-    if (setting.policies) {
-      const Policies& policies = *setting.policies;
-      stagger_ = {static_cast<Index>(layers_.size()),
-                  std::min({policies.gated_delta.buffer, policies.kimi_delta.buffer,
-                            policies.mamba2.buffer})};
-    }
+    result_.factored = setting.policies.has_value();
+    result_.consolidated = setting.consolidated;
+    stagger_ = {static_cast<Index>(layers_.size()),
+                setting.policies ? period_of(*setting.policies) : 1};
     if (setting.consolidated) start_consolidator();
     if (options.compared > 0) {
       const std::size_t stride = std::max<std::size_t>(1, arrivals.size() / options.compared);
@@ -317,9 +315,11 @@ class Server {
       slots.push_back(request->decoder->slot());
     }
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-      const auto layer = static_cast<Index>(i);
+      // Layers that are due together take turns at what the cap allows.
+      const Index layer = (static_cast<Index>(i) + step_ / stagger_.period) % stagger_.layers;
+      const std::size_t n = layers_[static_cast<std::size_t>(layer)];
       const bool all = setting_.staggered && stagger_.due(layer, step_);
-      states_->compact(layers_[i], slots, all, work);
+      states_->compact(n, slots, all, work);
       if (consolidator_ && !work.slots.empty()) {
         consolidator_->request(layer, work.slots.data(), static_cast<Index>(work.slots.size()));
       }
@@ -390,6 +390,11 @@ class Server {
 };
 
 }  // namespace
+
+Index period_of(const Policies& policies) {
+  return std::min(
+      {policies.gated_delta.buffer, policies.kimi_delta.buffer, policies.mamba2.buffer});
+}
 
 std::string look_up_draft(const std::string& text, std::size_t most) {
   constexpr std::size_t known = 3;

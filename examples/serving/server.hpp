@@ -20,6 +20,9 @@ namespace sinkstate::serving {
 /// @returns at most so many; none when the last three bytes have not occurred before
 std::string look_up_draft(const std::string& text, std::size_t most);
 
+/// Steps after which each layer compacts: the shortest buffer.
+Index period_of(const hybrid_lm::Policies& policies);
+
 /// How states are kept.
 struct Setting {
   std::string name;
@@ -74,6 +77,8 @@ struct Drift {
 
 struct ServingResult {
   std::string name;
+  bool factored = false;
+  bool consolidated = false;
   std::vector<StepFigures> steps;         // in which anybody was served
   std::vector<FinishedRequest> finished;  // in this order
   double seconds = 0;                     // all of it, without what is compared

@@ -120,15 +120,45 @@ TEST_CASE("evictions change no text, and keep the budget") {
 }
 
 TEST_CASE("what it writes for programs, and what it refuses") {
-  const auto document = nlohmann::json::parse(json({served(dense, roomy())}, roomy()));
+  ServingOptions uncompared = roomy();
+  uncompared.compared = 0;
+  const auto document = nlohmann::json::parse(
+      json({served(dense, roomy()), served(dense, uncompared)}, ArrivalOptions{}, roomy()));
+  CHECK(document["options"]["arrival_seed"] == 1);
+  CHECK(document["options"]["recompressions"].is_null());
+  CHECK(document["settings"][1]["kl_mean"].is_null());
+  double bytes = 0, left = 0;
+  for (const auto& step : document["settings"][0]["steps"]) {
+    bytes += step["bytes"].get<double>();
+    left += step["left"].get<double>();
+  }
+  CHECK(bytes / left == Catch::Approx(document["settings"][0]["request_bytes_mean"].get<double>()));
   CHECK(document["settings"][0]["name"] == "dense");
   CHECK(document["settings"][0]["kl_worst"] == 0.0);
-  for (const char* const flags :
-       {"--slots 0", "--budget 0", "--budget -1", "--budget nan", "--draft -1", "--arrival-rate 0",
-        "--fork-share 2", "--chunk 0", "--recompressions -1", "--requests 0", "--temperature -1",
-        "--prompt-bytes 100000", "--epsilon 2", "--text /no/such/file", "--no-such-flag",
-        "--svg '" SINKSTATE_HYBRID_LM_MODEL "/config.json'",
-        "--json '" SINKSTATE_HYBRID_LM_MODEL "/text.txt'"}) {
+  for (const char* const flags : {"--slots 0",
+                                  "--budget 0",
+                                  "--budget -1",
+                                  "--budget nan",
+                                  "--draft -1",
+                                  "--arrival-rate 0",
+                                  "--fork-share 2",
+                                  "--chunk 0",
+                                  "--recompressions -1",
+                                  "--requests 0",
+                                  "--temperature -1",
+                                  "--prompt-bytes 100000",
+                                  "--epsilon 2",
+                                  "--text /no/such/file",
+                                  "--no-such-flag",
+                                  "--json ''",
+                                  "--text /",
+                                  "--steps 1 --arrival-rate 0.001",
+                                  "--consolidation-delay 8",
+                                  "--consolidation-delay 4 --gdn '--buffer 4'",
+                                  "--policy fixed-rank --recompressions 4",
+                                  "--policy full-svd --consolidation-delay 1",
+                                  "--svg '" SINKSTATE_HYBRID_LM_MODEL "/config.json'",
+                                  "--json '" SINKSTATE_HYBRID_LM_MODEL "/text.txt'"}) {
     CAPTURE(flags);
     const int status = std::system(
         ("'" SINKSTATE_TEST_SERVING "' " + std::string(flags) + " >/dev/null 2>&1").c_str());
