@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <sinkstate/core/owner.hpp>
-#include <sinkstate/host/consolidator.hpp>
+#include <sinkstate/host/consolidated_layer.hpp>
 #include <sinkstate/host/host_teams.hpp>
 #include <vector>
 

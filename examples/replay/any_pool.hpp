@@ -10,7 +10,7 @@
 #include <sinkstate/algorithm/pool_snapshot.hpp>
 #include <sinkstate/algorithm/pool_step.hpp>
 #include <sinkstate/algorithm/randomized_svd.hpp>
-#include <sinkstate/host/consolidator.hpp>
+#include <sinkstate/host/consolidated_layer.hpp>
 #include <sinkstate/host/host_teams.hpp>
 #include <sinkstate/model/pool_config.hpp>
 #include <sinkstate/model/sink_state.hpp>

@@ -14,6 +14,7 @@
 #include "algorithm/read_out.hpp"
 #include "algorithm/stagger.hpp"
 #include "algorithm/workspace_bytes.hpp"
+#include "host/consolidated_pool.hpp"
 #include "host/consolidator.hpp"
 #include "host/host_team.hpp"
 #include "host/host_teams.hpp"
