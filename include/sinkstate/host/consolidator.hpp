@@ -76,8 +76,9 @@ struct ConsolidatorOptions {
 ///
 /// What waits is a slot of a layer. First come those whose result was stale, then those that were
 /// never consolidated, then the one whose last time is longest ago; among equals, who has waited
-/// longest. Who is too late a second time running has had its turn. A result is stale when the bodies of the slot have changed meanwhile, by whatever verb:
-/// it is dropped, and stages that have not begun are left out.
+/// longest. Who is too late a second time running has had its turn. A result is stale when the
+/// bodies of the slot have changed meanwhile, by whatever verb: it is dropped, and stages that have
+/// not begun are left out.
 ///
 ///     for each step:
 ///       step ...                                   decode
