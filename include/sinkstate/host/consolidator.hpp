@@ -55,8 +55,9 @@ struct ConsolidatorOptions {
   /// largest layer. A result takes its place until it is swapped in.
   Index in_flight = 16;
   /// 0: a result is swapped in as soon as it is ready. More: deterministic; work begins in `swap`
-  /// alone, and a result is swapped in as many calls later, which waits for it if need be. It has to
-  /// come before the next compaction of its slot: less than the period, or all results are stale.
+  /// alone, and a result is swapped in as many calls later, which waits for it if need be. It has
+  /// to come before the next compaction of its slot: less than the period, or all results are
+  /// stale.
   Index delay = 0;
   /// The core to which each thread is pinned: the one that downloads, those that decompose, the one
   /// that uploads. Empty: none. (Linux)
@@ -64,10 +65,11 @@ struct ConsolidatorOptions {
   /// Runs what it is given, on any thread, at once or later, each once: the engine's own threads in
   /// the place of ours; `threads` and `cores` mean nothing then. It is called on the thread that
   /// decodes and within tasks, several at a time. If it throws, it has not taken the task, which is
-  /// as if the task had thrown; what it runs at once runs, and allocates, within `request` or `swap`.
+  /// as if the task had thrown; what it runs at once runs, and allocates, within `request` or
+  /// `swap`.
   std::function<void(std::function<void()>)> executor;
-  /// If not null, what was swapped in: with it another pool can be led the same way, by `consolidate`
-  /// at the same places. It grows, which may allocate.
+  /// If not null, what was swapped in: with it another pool can be led the same way, by
+  /// `consolidate` at the same places. It grows, which may allocate.
   std::vector<SwapRecord>* log = nullptr;
 };
 
@@ -86,8 +88,8 @@ struct ConsolidatorOptions {
 ///       compact ...                                layers that are due
 ///       consolidator.request(layer, slots, n);     those that were compacted
 ///
-/// One thread calls; it is the one that calls the verbs on the pools, which outlive the consolidator.
-/// `request` and `swap` allocate nothing and wait for no stage (but see `delay`). When a result is
+/// One thread calls; it is the one that calls the verbs on the pools, which outlive the
+/// consolidator. `request` and `swap` allocate nothing and wait for no stage (but see `delay`). When a result is
 /// ready depends on time: outputs are the same bits for the same swaps, which `log` tells.
 class Consolidator {
  public:
