@@ -181,7 +181,7 @@ TEST_CASE("consolidate: it rounds with random words of its own", "[consolidate]"
   // another consolidation between the same two compactions.
   std::vector<std::int64_t> events;
   for (const Index compactions : {0, 1, 7}) {
-    for (const std::size_t rank : {2, 3}) {
+    for (const std::size_t rank : {2U, 3U}) {
       std::vector<Term> terms(rank, {1, axis(4, 1), axis(4, 1)});
       Given<> given(4, terms);
       given.state().record->compactions = compactions;
