@@ -7,6 +7,7 @@
 SINKSTATE_NAMESPACE_BEGIN
 
 class HostTeam;
+class WarpTeam;
 
 /// States in host memory, worked on by Eigen; one thread is one team.
 ///
@@ -31,6 +32,13 @@ struct Host {
   using Team = HostTeam;
   /// A core goes through thousands of rotations, each of which rounds: with fp32 states they would
   /// make most of the error of a compaction (docs/numerics.md, section 3).
+  using Core = double;
+};
+
+/// States in the memory of a CUDA device; one warp is one team (cuda/warp_team.cuh), which works on
+/// single states inside a kernel. Verbs on pools are not there yet.
+struct Cuda {
+  using Team = WarpTeam;
   using Core = double;
 };
 

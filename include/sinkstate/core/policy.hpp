@@ -113,7 +113,7 @@ struct IsBackend<Backend, std::void_t<typename Backend::Team, typename Backend::
 ///
 /// @tparam RuleTag       Mamba2, GatedDelta, KimiDelta, LinearAttention, GatedLinearAttention,
 /// DeltaNet
-/// @tparam BackendTag    Host
+/// @tparam BackendTag    Host, Cuda
 /// @tparam PrecisionTag  Fp32, Fp64, Fp16, Bf16, Fp8 or another Precision
 /// @tparam CompactionTag LocalSvd, FullSvd, FixedRank, DenseBuffered
 /// @tparam SinkTag       NoSink, MeanValueSink
