@@ -1,4 +1,5 @@
-// What is tested on a device: each word at least twice.
+// What is tested on a device: every compaction, sinks, decays of each kind, storage in 32, 16 and 8
+// bits.
 #pragma once
 
 #include <sinkstate/core/policy.hpp>

@@ -19,7 +19,7 @@ SINKSTATE_NAMESPACE_BEGIN
 /// Numbers of a vector are dealt out to the lanes in turn, sums end in a tree: their order depends
 /// on sizes alone, and every lane gets the result. The scalar code of an algorithm between two
 /// operations is run by all lanes, each with the same numbers, and stores the same to the same
-/// place; each operation ends with a barrier of the warp, behind which all see what it wrote.
+/// place; each operation that writes ends with a barrier of the warp, behind which all see it.
 class WarpTeam {
  public:
   static constexpr int lanes = 32;
