@@ -106,33 +106,35 @@ void step_pool(benchmark::State& bench) {
   config.slots = bench.range(0);
   config.key_heads = L::key_heads;
   config.value_heads = L::value_heads;
-  config.quota = 48;
-  bench::Arena arena(pool_bytes<P>(config).total);
-  const auto pool = make_pool<P>(arena.at(0), arena.size(), config);
   const Index states = config.slots * L::value_heads;
   const std::vector<Index> ranks = ranks_of(states);
+  // Within a quota rows lie in order. Those of the reserve lie anywhere after a while: here all of
+  // a state but the first.
+  config.quota = Shuffled ? 1 : 48;
+  for (const Index rank : ranks) config.reserve += Shuffled ? rank - 1 : 0;
+  bench::Arena arena(pool_bytes<P>(config).total);
+  const auto pool = make_pool<P>(arena.at(0), arena.size(), config);
 
   testing::Random random(testing::test_seed());
-  std::vector<std::int32_t> rows(
-      static_cast<std::size_t>(std::accumulate(ranks.begin(), ranks.end(), Index{0})));
-  std::iota(rows.begin(), rows.end(), 0);
-  for (std::size_t i = rows.size(); Shuffled && i > 1; --i) {
-    const auto j = static_cast<std::size_t>(random.uniform() * static_cast<double>(i));
-    std::swap(rows[i - 1], rows[j < i ? j : i - 1]);
+  for (Index i = config.reserve; i > 1; --i) {
+    const auto j = static_cast<Index>(random.uniform() * static_cast<double>(i));
+    std::swap(pool.reserve.rows[i - 1], pool.reserve.rows[j < i ? j : i - 1]);
   }
   const Index width = L::d_k + L::d_v;
-  for (std::size_t i = 0; i < rows.size() * static_cast<std::size_t>(width); ++i) {
-    pool.components[i] = static_cast<float>(0.1 * (random.uniform() - 0.5));
-  }
-  for (std::size_t i = 0; i < rows.size(); ++i) pool.strengths[i] = 0.5f;
-  std::size_t next = 0;
   for (Index i = 0; i < states; ++i) {
     const Index slot = i / L::value_heads;
     if (i % L::value_heads == 0) bench::require_ok(admit(pool, slot));
     const auto head = pool.head(slot, i % L::value_heads);
     const Index rank = ranks[static_cast<std::size_t>(i)];
-    *head.rank = *head.held = static_cast<std::int32_t>(rank);
-    for (Index r = 0; r < rank; ++r) head.list[r] = rows[next++];
+    detail::hold_rows(pool, head, rank);
+    *head.rank = static_cast<std::int32_t>(rank);
+    for (Index r = 0; r < rank; ++r) {
+      const Index row = head.list[r];
+      pool.strengths[row] = 0.5f;
+      for (Index n = 0; n < width; ++n) {
+        pool.components[row * width + n] = static_cast<float>(0.1 * (random.uniform() - 0.5));
+      }
+    }
   }
   HostTeams teams(bench.range(1), workspace_bytes<P>(config.state));
   Inputs<Rule> inputs(config.slots);

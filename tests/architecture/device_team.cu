@@ -6,6 +6,7 @@
 #include <sinkstate/algorithm/compact.hpp>
 #include <sinkstate/algorithm/initialize.hpp>
 #include <sinkstate/algorithm/materialize.hpp>
+#include <sinkstate/algorithm/pool_compact.hpp>
 #include <sinkstate/algorithm/read_out.hpp>
 
 namespace {
@@ -155,5 +156,30 @@ constexpr auto instance = &every_verb<P, T>;
 [[maybe_unused]] constexpr auto narrow =
     instance<Policy<KimiDelta, PlainDevice, Precision<float, Float8E4M3, BFloat16>, LocalSvd,
                     MeanValueSink>>;
+
+// And who has which component row of a pool, by one thread.
+template <class P>
+__global__ void rows_of_pools(StatePoolView<P> pool, StatePoolView<P> other,
+                              CompactionReport report, Status* status) {
+  pool.reserve.reset(pool.quota_rows(pool.config));
+  detail::empty_slot(pool, 0);
+  const auto head = pool.head(0, 0);
+  const auto state = pool.state(0, 0);
+  const Index rows = detail::rows_to_compact(state);
+  if (rows <= detail::may_hold(pool, *head.held)) detail::hold_rows(pool, head, rows);
+  if (!detail::lacked_rows(state, report)) detail::trim_rows(pool, head);
+  *status = detail::settle_slot(pool, 0);
+  if (detail::may_copy_slot(pool, 0, other, 1)) detail::copy_slot(pool, 0, other, 1);
+}
+
+template <class P>
+constexpr auto rows_instance = &rows_of_pools<P>;
+
+[[maybe_unused]] constexpr auto rows =
+    rows_instance<Policy<GatedDelta, PlainDevice, Fp32, LocalSvd, NoSink>>;
+[[maybe_unused]] constexpr auto narrow_rows =
+    rows_instance<Policy<KimiDelta, PlainDevice, Fp8, LocalSvd, MeanValueSink>>;
+[[maybe_unused]] constexpr auto dense_rows =
+    rows_instance<Policy<Mamba2, PlainDevice, Fp32, DenseBuffered, NoSink>>;
 
 }  // namespace

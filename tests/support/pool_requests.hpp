@@ -76,7 +76,7 @@ AlignedMemory snapshot_of(StatePoolView<P> pool, Index slot) {
 // All that a pool knows, as one number: what is beyond the cursors belongs to nobody.
 template <class P>
 std::uint64_t image_of(StatePoolView<P> pool) {
-  std::string image = std::to_string(*pool.reserve) + " " + std::to_string(pool.store.record->free);
+  std::string image = std::to_string(*pool.reserve.free);
   for (Index s = 0; s < pool.config.slots; ++s) {
     image += '\n';
     if (!pool.in_use(s)) continue;

@@ -15,6 +15,7 @@
 #include "support/catch.hpp"
 #include "support/pool_model.hpp"
 #include "support/pool_requests.hpp"
+#include "support/pool_rows.hpp"
 #include "support/same_state.hpp"
 #include "support/streams.hpp"
 
@@ -90,33 +91,23 @@ class PoolRun {
   // All slots, and where the component rows are.
   std::string compare_all() {
     failure_.clear();
-    std::vector<char> listed(static_cast<std::size_t>(pool_.store.rows));
+    require(check_rows(pool_).empty(), check_rows(pool_));
     Index in_lists = 0;
     Index beyond = 0;
     for (Index s = 0; s < config_.slots; ++s) {
       expect_same(s);
       for (Index h = 0; h < config_.value_heads; ++h) {
         const auto head = pool_.head(s, h);
-        if (!pool_.in_use(s)) {
-          require(*head.held == 0, "a free slot holds rows");
-          continue;
-        }
+        if (!pool_.in_use(s)) continue;
         const auto view = pool_.state(s, h);
         require(*head.held == model_.rule().rows(view), "rows held, and not needed");
         beyond += model_.rule().beyond(*head.held);
         in_lists += *head.held;
-        for (Index i = 0; i < *head.held; ++i) {
-          const std::int32_t row = head.list[i];
-          require(row >= 0 && row < pool_.store.rows &&
-                      listed[static_cast<std::size_t>(row)] == 0 && !pool_.store.is_free(row),
-                  "a row listed twice, or free");
-          listed[static_cast<std::size_t>(row)] = 1;
-        }
       }
     }
-    require(in_lists + pool_.store.record->free == pool_.store.rows, "rows lost");
-    require(*pool_.reserve == config_.reserve - beyond && *pool_.reserve == model_.reserve(),
-            "the reserve");
+    require(report(pool_).rows == in_lists, "rows in use");
+    const Index free = *pool_.reserve.free;
+    require(free == config_.reserve - beyond && free == model_.reserve(), "the reserve");
     return failure_;
   }
 

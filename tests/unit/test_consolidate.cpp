@@ -17,6 +17,7 @@
 #include "support/catch.hpp"
 #include "support/count_allocations.hpp"
 #include "support/pool_requests.hpp"
+#include "support/pool_rows.hpp"
 #include "support/same_state.hpp"
 #include "support/state_runner.hpp"
 
@@ -352,8 +353,18 @@ TEMPLATE_TEST_CASE("consolidate: what storing rounds is certified, and the mass 
     }
     state.buffer.masses[0] = sinkstate::detail::strengths_sum(state);
     const auto before = runner.dense(0);
+    const auto vectors_of = [&](Index term) {
+      std::vector<float> x(16);
+      (void)sinkstate::detail::read_row(team, state.factors.keys(), term, x.data());
+      (void)sinkstate::detail::read_row(team, state.factors.values(), term, x.data() + 8);
+      return x;
+    };
+    const std::vector<float> active = vectors_of(0);
     PoolRunner<P>::require(consolidate(runner.teams(), runner.view(), 0));
     REQUIRE(state.rank() == 4);
+    // The active term is the weakest now, and as it was.
+    REQUIRE(vectors_of(3) == active);
+    REQUIRE(state.factors.strength(3) == 1e-3f);
     const double change = oracle::frobenius_distance(runner.dense(0), before);
     CAPTURE(run, change);
     REQUIRE(change <= static_cast<double>(state.certificate()));
@@ -382,6 +393,9 @@ TEMPLATE_LIST_TEST_CASE(
     config.state.recompress_growth = run % 2 == 0 ? 0 : 1.15;
     config.state.dense_fallback = run % 3 == 0;
     config.state.rounding = run % 5 < 2 ? Rounding::stochastic : Rounding::nearest;
+    // Rows of the quota alone, or others behind them, which never run short.
+    config.quota = run % 2 == 0 ? 0 : 3;
+    config.reserve = run % 2 == 0 ? 0 : 24;
     std::vector<T> direction(stream.sink.begin(), stream.sink.end());
     const Index sinks = P::Sink::present ? 1 : 0;
     StatePool<P> memory(config, {sinks ? direction.data() : nullptr, sinks, d_v, d_v});
@@ -420,6 +434,7 @@ TEMPLATE_LIST_TEST_CASE(
         const auto state = pool.state(0, 0);
         CHECK(state.rank() == before - removed);
         CHECK(pool.slot(0).bodies.now() > of_bodies);
+        CHECK(check_rows(pool) == "");
         CHECK(report(pool).rows == (state.dense() ? pool.dense_rows(config.state) : state.rank()));
         removed_in_all += removed;
         double mass = 0;
@@ -481,7 +496,9 @@ TEST_CASE("consolidator: asked for slots that hold no request, it touches nobody
   using P = Policy<GatedDelta>;
   for (const Padding padding : {Padding::negative, Padding::slot_zero}) {
     // Memory that holds anything.
-    const PoolConfig config = merging(padding);
+    PoolConfig config = merging(padding);
+    config.quota = 1;
+    config.reserve = 3 * 2 * 24;
     AlignedMemory memory(pool_bytes<P>(config).total, 0x11);
     const auto pool = make_pool<P>(memory.data(), memory.size(), config);
     HostTeams teams(1, workspace_bytes<P>(config.state));
@@ -502,16 +519,27 @@ TEST_CASE("consolidator: asked for slots that hold no request, it touches nobody
     PoolRunner<P>::require(admit(pool, 1));
     run(1);
     REQUIRE(pool.state(1, 0).rank() > 6);
+    const auto held = static_cast<std::size_t>(*pool.head(1, 0).held);
     PoolRunner<P>::require(release(pool, 1));
-    pool.store.record->next_word = 0;  // so that its rows are the next to be taken
     PoolRunner<P>::require(admit(pool, 2));
     run(2);
+    // It has taken rows that the other gave back, and that are still in the list of that one.
+    std::size_t taken = 0;
+    for (Index h = 0; h < 2; ++h) {
+      const auto head = pool.head(2, h);
+      for (std::size_t i = 2; i < held; ++i) {
+        taken += static_cast<std::size_t>(
+            std::count(head.list, head.list + *head.held, pool.head(1, 0).list[i]));
+      }
+    }
+    CHECK(taken > held / 2);
     const std::uint64_t before = image_of(pool);
     const std::int32_t gone[] = {0, 1};
     consolidator->request(0, gone, 2);
     consolidator->drain();
     CHECK(image_of(pool) == before);
     CHECK(*pool.head(1, 0).held == 0);
+    CHECK(check_rows(pool).empty());
     CHECK(consolidator->statistics().rank_removed == 0);
     const std::int32_t here = 2;
     consolidator->request(0, &here, 1);

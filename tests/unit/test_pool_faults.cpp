@@ -13,6 +13,7 @@
 
 #include "support/catch.hpp"
 #include "support/pool_requests.hpp"
+#include "support/pool_rows.hpp"
 #include "support/streams.hpp"
 
 using namespace sinkstate;
@@ -333,18 +334,21 @@ TEST_CASE("B40: component rows, keys and tokens around 2^31 elements and bytes",
   batch.tokens = Index{1} << 20;
   CHECK(batch.start(4095) == Index{4095} << 20);
   // The rows that are free, to the last one that can be numbered.
-  RowStoreView store;
-  std::uint64_t words[2] = {};
-  store.words = words;
-  RowStoreView::Record record;
-  store.record = &record;
-  store.rows = 70;
-  store.reset();
-  for (int i = 0; i < 70; ++i) CHECK(store.take() == i);
-  CHECK(record.free == 0);
-  store.give(69);
-  CHECK((store.is_free(69) && !store.is_free(5)));
-  CHECK(store.take() == 69);
+  ReserveRowsView reserve;
+  std::int32_t rows[70] = {};
+  Index free = -1;
+  reserve.rows = rows;
+  reserve.free = &free;
+  reserve.capacity = 70;
+  const Index first = PoolConfig::largest_rows - 70;
+  reserve.reset(first);
+  CHECK(free == 70);
+  for (Index i = 0; i < 70; ++i) CHECK(Index{reserve.take()} == first + i);
+  CHECK(free == 0);
+  const auto last = static_cast<std::int32_t>(PoolConfig::largest_rows - 1);
+  reserve.give(last);
+  CHECK(free == 1);
+  CHECK(reserve.take() == last);
 }
 
 TEST_CASE("B41: sizes beyond 2^31 are counted, and refused where a row has no number",
@@ -631,7 +635,8 @@ TEST_CASE("B49: 10,000 requests come and go by every door, and nothing is lost",
       if (view.in_use(s) != (owner[static_cast<std::size_t>(s)] >= 0)) FAIL("a slot has changed");
       for (Index h = 0; view.in_use(s) && h < 2; ++h) held += *view.head(s, h).held;
     }
-    if (view.store.record->free + held != view.store.rows) FAIL("component rows are lost");
+    if (!check_rows(view).empty()) FAIL(check_rows(view));
+    if (report(view).rows != held) FAIL("rows in use");
   }
   CHECK(full > 100);
   CHECK(exhausted > 100);
@@ -640,7 +645,7 @@ TEST_CASE("B49: 10,000 requests come and go by every door, and nothing is lost",
   }
   CHECK(report(view).rows == 0);
   CHECK(report(view).reserve == config.reserve);
-  CHECK(view.store.record->free == view.store.rows);
+  CHECK(check_rows(view).empty());
 }
 
 // ---- Order, drafts, snapshots ----------------------------------------------------------------------

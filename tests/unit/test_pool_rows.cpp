@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/pool_requests.hpp"
+#include "support/pool_rows.hpp"
 #include "support/same_state.hpp"
 #include "support/streams.hpp"
 
@@ -78,32 +80,191 @@ void feed_units(OneHeadPool& p, int tokens, Index slots) {
 
 }  // namespace
 
-TEST_CASE("row store: each row once, in any order", "[pool]") {
+TEST_CASE("reserve rows: each row once, in any order", "[pool]") {
   AlignedBytes bytes(4096);
   for (const Index rows : {Index{1}, Index{63}, Index{64}, Index{65}, Index{200}}) {
     Workspace memory = bytes.workspace();
-    const RowStoreView store = RowStoreView::carve(memory, rows);
-    store.reset();
+    const ReserveRowsView reserve = ReserveRowsView::carve(memory, rows);
+    const Index first = 1000;
+    reserve.reset(first);
     Random random(test_seed());
     INFO(seed_note(test_seed()) << ", " << rows << " rows");
     std::set<std::int32_t> taken;
+    for (Index i = 0; i < rows; ++i) {
+      const std::int32_t row = reserve.take();
+      REQUIRE(row == first + i);
+      taken.insert(row);
+    }
     for (int n = 0; n < 5000; ++n) {
       if (static_cast<Index>(taken.size()) < rows && (taken.empty() || random.chance(0.6))) {
-        const std::int32_t row = store.take();
-        REQUIRE(row >= 0);
-        REQUIRE(row < rows);
+        const std::int32_t row = reserve.take();
+        REQUIRE(row >= first);
+        REQUIRE(row < first + rows);
         REQUIRE(taken.insert(row).second);
-        REQUIRE(!store.is_free(row));
       } else {
         auto at = taken.begin();
         std::advance(at, random.below(static_cast<int>(taken.size())));
-        store.give(*at);
-        REQUIRE(store.is_free(*at));
+        reserve.give(*at);
         taken.erase(at);
       }
-      REQUIRE(store.record->free == rows - static_cast<Index>(taken.size()));
+      REQUIRE(*reserve.free == rows - static_cast<Index>(taken.size()));
     }
   }
+}
+
+TEST_CASE("pool rows: those of a quota are always at the place of their state", "[pool]") {
+  const std::uint64_t seed = test_seed();
+  INFO(seed_note(seed));
+  for (const Index quota : {Index{0}, Index{1}, Index{3}}) {
+    PoolConfig config = pool_of(12, 7, 5, 1, 2, 2);
+    config.quota = quota;
+    config.reserve = quota == 0 ? 0 : 21;
+    config.state.epsilon = 0.02;
+    PoolRunner<Policy<GatedDelta>> runner(config);
+    const auto pool = runner.view();
+    Random random(seed);
+    Index held = 0;
+    Index beyond = 0;
+    for (int n = 0; n < 1500; ++n) {
+      const Index slot = random.below(5);
+      const auto number = static_cast<std::int32_t>(slot);
+      if (!pool.in_use(slot)) {
+        REQUIRE(admit(pool, slot) == Status::ok);
+      } else if (random.chance(0.06)) {
+        REQUIRE(release(pool, slot) == Status::ok);
+      } else if (random.chance(0.04)) {
+        REQUIRE(reset(pool, slot) == Status::ok);
+      } else if (random.chance(0.06)) {
+        const Index to = random.below(5);
+        const bool free = !pool.in_use(to);
+        const Status status = fork(pool, slot, to);
+        REQUIRE((free ? status == Status::ok || status == Status::pool_exhausted
+                      : status == Status::slot_in_use));
+      } else {
+        runner.step(number, static_cast<std::uint64_t>(n), 0, 1);
+        const Status status = compact_due(runner.teams(), pool, &number, 1);
+        REQUIRE((status == Status::ok || status == Status::truncated));
+      }
+      REQUIRE(check_rows(pool) == "");
+      held = std::max(held, report(pool).rows);
+      beyond = std::max(beyond, config.reserve - *pool.reserve.free);
+    }
+    CHECK(held > 20);
+    CHECK((quota == 0 || beyond > 10));
+    for (Index s = 0; s < 5; ++s) (void)release(pool, s);
+    CHECK(report(pool).rows == 0);
+    CHECK(*pool.reserve.free == config.reserve);
+  }
+}
+
+TEMPLATE_TEST_CASE("pool rows: a slot copied to a pool of another quota is the same to the bit",
+                   "[pool]", Fp32, Fp8) {
+  using P = Policy<GatedDelta, Host, TestType, LocalSvd>;
+  PoolConfig config = pool_of(12, 7, 3, 1, 2, 4);
+  config.state.epsilon = 0.02;
+  config.quota = 2;
+  config.reserve = 60;
+  PoolConfig other = config;
+  other.slots = 2;
+  other.quota = 5;
+  other.reserve = 9;
+  PoolRunner<P> here(config), there(other);
+  const auto a = here.view();
+  const auto b = there.view();
+  here.admit(2);
+  here.run(2, 7, 0, 18);
+  there.admit(1);
+  there.run(1, 3, 0, 40);
+  const auto same = [&] {
+    bool equal = true;
+    for (Index h = 0; h < 2; ++h) equal = equal && same_state(a.state(2, h), b.state(1, h));
+    return equal;
+  };
+  Index rows = 0;
+  Index wanted = 0;
+  for (Index h = 0; h < 2; ++h) {
+    const Index held = *a.head(2, h).held;
+    rows += held;
+    wanted += std::max(Index{0}, held - 5);
+  }
+  REQUIRE(wanted > 0);
+  REQUIRE(wanted <= 9);
+  REQUIRE(a.slot(2).buffered > 0);
+  REQUIRE(!same());
+  // What the slot has beyond its quota counts as free: it is given back first.
+  REQUIRE(sinkstate::detail::may_copy_slot(a, 2, b, 1));
+  sinkstate::detail::copy_slot(a, 2, b, 1);
+  CHECK(same());
+  CHECK(*b.reserve.free == 9 - wanted);
+  CHECK(report(b).rows == rows);
+  CHECK(b.slot(1).tokens == 18);
+  CHECK(b.slot(1).buffered == a.slot(2).buffered);
+  CHECK(check_rows(a) == "");
+  CHECK(check_rows(b) == "");
+  // Both go on alike.
+  here.run(2, 7, 18, 7);
+  there.run(1, 7, 18, 7);
+  CHECK(same());
+  // And back, to a free slot of the pool with the small quota.
+  REQUIRE(sinkstate::detail::may_copy_slot(b, 1, a, 0));
+  sinkstate::detail::copy_slot(b, 1, a, 0);
+  CHECK(a.in_use(0));
+  for (Index h = 0; h < 2; ++h) CHECK(same_state(a.state(0, h), b.state(1, h)));
+  CHECK(check_rows(a) == "");
+  // Where the reserve is too small the answer is no.
+  Index needed = 0;
+  for (Index h = 0; h < 2; ++h) needed += *a.head(0, h).held - 1;
+  PoolConfig small = other;
+  small.quota = 1;
+  small.reserve = needed - 1;
+  PoolRunner<P> less(small);
+  CHECK(!sinkstate::detail::may_copy_slot(a, 0, less.view(), 1));
+  small.reserve = needed;
+  PoolRunner<P> enough(small);
+  CHECK(sinkstate::detail::may_copy_slot(a, 0, enough.view(), 1));
+  // And what the slot has itself counts, by the quota of its own pool.
+  sinkstate::detail::copy_slot(a, 0, enough.view(), 1);
+  CHECK(*enough.view().reserve.free == 0);
+  CHECK(sinkstate::detail::may_copy_slot(a, 0, enough.view(), 1));
+  CHECK(!sinkstate::detail::may_copy_slot(a, 0, enough.view(), 0));
+  sinkstate::detail::copy_slot(a, 0, enough.view(), 1);
+  CHECK(check_rows(enough.view()) == "");
+}
+
+TEST_CASE("pool: each verb that rewrites the bodies of a slot says so", "[pool]") {
+  PoolRunner<Policy<GatedDelta>> runner(pool_of(6, 5, 3));
+  const auto pool = runner.view();
+  std::uint64_t before = 0;
+  const auto changed = [&](Index slot) {
+    const bool more = pool.slot(slot).bodies.now() > before;
+    before = pool.slot(1).bodies.now();
+    return more;
+  };
+  before = pool.slot(1).bodies.now();
+  runner.admit(1);
+  CHECK(changed(1));
+  CHECK(reset(pool, 1) == Status::ok);
+  CHECK(changed(1));
+  runner.admit(0);
+  runner.run(0, 4, 0, 5);
+  CHECK(!changed(1));
+  CHECK(fork(pool, 0, 1) == Status::slot_in_use);
+  CHECK(!changed(1));
+  auto tensors = runner.tensors(1);
+  tensors.set(0, 4, 5);
+  const std::vector<std::int32_t> from{0};
+  auto batch = tensors.batch(from);
+  const std::int32_t to = 1;
+  batch.write_slots = &to;
+  CHECK(step(runner.teams(), pool, batch) == Status::ok);
+  CHECK(changed(1));
+  const AlignedMemory bytes = snapshot_of(pool, 0);
+  CHECK(restore(pool, 1, bytes, 5) == Status::ok);
+  CHECK(changed(1));
+  CHECK(release(pool, 1) == Status::ok);
+  CHECK(changed(1));
+  CHECK(fork(pool, 0, 1) == Status::ok);
+  CHECK(changed(1));
 }
 
 TEST_CASE("pool rows: who lacks them depends on the order, nobody within the quota", "[pool]") {
@@ -115,14 +276,14 @@ TEST_CASE("pool rows: who lacks them depends on the order, nobody within the quo
   CHECK(statuses == std::vector<Status>{Status::ok, Status::truncated, Status::truncated});
   const Index ranks[] = {4, 3, 2};
   for (Index s = 0; s < 3; ++s) CHECK(p.pool.state(s, 0).rank() == ranks[s]);
-  CHECK(*p.pool.reserve == 0);
+  CHECK(*p.pool.reserve.free == 0);
   // What was dropped: values 1, and 2 and 1.
   CHECK(p.pool.state(0, 0).certificate() < 1e-4f);
   CHECK(p.pool.state(1, 0).certificate() == Catch::Approx(1).epsilon(1e-4));
   CHECK(p.pool.state(2, 0).certificate() == Catch::Approx(std::sqrt(5.0)).epsilon(1e-4));
   // What the first gives back, the next compaction of the others may have.
   REQUIRE(release(p.pool, 0) == Status::ok);
-  CHECK(*p.pool.reserve == 2);
+  CHECK(*p.pool.reserve.free == 2);
   CHECK(report(p.pool).rows == 5);
 }
 
@@ -146,7 +307,7 @@ TEST_CASE("pool rows: a fork that needs more than the reserve has is refused who
   REQUIRE(compact(p.teams, p.pool, &slot, 1) == Status::ok);
   CHECK(fork(p.pool, 0, 1) == Status::pool_exhausted);
   CHECK(!p.pool.in_use(1));
-  CHECK(*p.pool.reserve == 1);
+  CHECK(*p.pool.reserve.free == 1);
   CHECK(report(p.pool).rows == 4);
 }
 
@@ -167,12 +328,12 @@ TEST_CASE("pool rows: a state whose strengths overflow is tried again with more"
       // Six rows hold twelve rows of seven.
       CHECK(statuses[0] == Status::ok);
       CHECK(same_state(p.pool.state(0, 0), alone.view()));
-      CHECK(*p.pool.reserve == 0);
+      CHECK(*p.pool.reserve.free == 0);
     } else {
       // There is no way to keep it, and nothing has changed.
       CHECK(statuses[0] == Status::overflow);
       CHECK(p.pool.state(0, 0).buffered() == 1);
-      CHECK(*p.pool.reserve == reserve);
+      CHECK(*p.pool.reserve.free == reserve);
       CHECK(p.step_all(key, std::vector<float>(7, 1.0f)) == Status::ok);
       CHECK(roll_back(p.pool, 0, 2) == Status::ok);
       CHECK(p.step_all(key, std::vector<float>(7, 1.0f)) == Status::ok);

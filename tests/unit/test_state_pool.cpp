@@ -138,6 +138,12 @@ TEST_CASE("pool: bytes before anything is allocated, and in use", "[pool]") {
   CHECK(less.slot == whole.slot);
   CHECK(less.worst == whole.total);
   CHECK(less.total < whole.total);
+  // A row of the reserve has a number beside, in a stack of the free ones.
+  config.reserve += 16;
+  const PoolBytes more = pool_bytes<Simple>(config);
+  CHECK(more.row == less.row);
+  CHECK(more.fixed >= less.fixed + 16 * sizeof(std::int32_t) - 2 * Workspace::alignment);
+  config.reserve -= 16;
 
   Pool p(config);
   CHECK(report(p.view()).slots == 0);

@@ -51,6 +51,7 @@ struct FrozenPart {
   MatrixView<T> values;
   T* strengths = nullptr;
   LowRankFactorsView<T, typename Policy::Stored> stored;
+  std::int32_t* order = nullptr;  // terms of the state, as they are to follow one another
 
   static FrozenPart carve(Workspace& memory, const StateConfig& config) {
     const Index most = SinkStateView<Policy>::rank_capacity(config);
@@ -60,6 +61,7 @@ struct FrozenPart {
     part.values = memory.take_matrix<T>(most, config.d_v);
     part.strengths = memory.take<T>(most);
     part.stored = decltype(part.stored)::carve(memory, config.d_k, config.d_v, most);
+    part.order = memory.take<std::int32_t>(most);
     return part;
   }
 };
@@ -162,9 +164,10 @@ Status store_part(Team& team, const StateConfig& config, const FrozenPart<Policy
   return Status::ok;
 }
 
-/// Puts the terms into the rows of those that they replace, and all terms in falling order. Rows
-/// that are left over are `trim_rows`' business. Whoever calls has made sure that the state still
-/// is the one that was downloaded.
+/// Puts the terms into the rows of those that they replace, and all terms in falling order. The
+/// terms move, the list does not: its first rows are the state's own (`Head::first_row`). Rows that
+/// are left over are `trim_rows`' business. Whoever calls has made sure that the state still is the
+/// one that was downloaded.
 template <class Policy>
 void swap_part(const StatePoolView<Policy>& pool, Index slot, Index head_index,
                const FrozenPart<Policy>& part) {
@@ -176,27 +179,46 @@ void swap_part(const StatePoolView<Policy>& pool, Index slot, Index head_index,
   const StateConfig& config = pool.config.state;
   const T before = strengths_sum(pool.state(slot, head_index));
   const Index width = config.d_k + config.d_v;
+  const auto width_bytes = static_cast<std::size_t>(width) * sizeof(typename View::Code);
   const Index scales = View::Factors::row_scales(config.d_k, config.d_v);
-  for (Index i = 0; i < record.count; ++i) {
-    const Index row = head.list[record.active + i];
-    std::memcpy(pool.components + row * width, part.stored.components + i * width,
-                static_cast<std::size_t>(width) * sizeof(typename View::Code));
-    if (scales > 0) {
-      pool.scales[row * scales] = part.stored.scales[2 * i];
-      pool.scales[row * scales + 1] = part.stored.scales[2 * i + 1];
-    }
-    pool.strengths[row] = part.stored.strengths[i];
-  }
   const Index rank = record.active + record.count;
-  *head.rank = static_cast<std::int32_t>(rank);
-  for (Index i = 1; i < rank; ++i) {
-    const std::int32_t row = head.list[i];
+
+  // The active terms are sorted in front of those of the part: equal ones keep their order.
+  const auto strength_of = [&](Index term) {
+    return term < record.active ? pool.strengths[head.list[term]]
+                                : part.stored.strengths[term - record.active];
+  };
+  for (Index i = 0; i < rank; ++i) {
     Index place = i;
-    for (; place > 0 && pool.strengths[head.list[place - 1]] < pool.strengths[row]; --place) {
-      head.list[place] = head.list[place - 1];
+    for (; place > 0 && strength_of(part.order[place - 1]) < strength_of(i); --place) {
+      part.order[place] = part.order[place - 1];
     }
-    head.list[place] = row;
+    part.order[place] = static_cast<std::int32_t>(i);
   }
+  Index stay = 0;
+  while (stay < record.active && part.order[stay] == stay) ++stay;
+  // Active terms that move are first copied behind those of the part, where there is room for all
+  // terms of a state.
+  for (Index i = stay; i < record.active; ++i) {
+    const Index row = head.list[i];
+    const Index copy = record.count + i;
+    std::memcpy(part.stored.components + copy * width, pool.components + row * width, width_bytes);
+    for (Index n = 0; n < 2 && scales > 0; ++n) {
+      part.stored.scales[2 * copy + n] = pool.scales[row * scales + n];
+    }
+    part.stored.strengths[copy] = pool.strengths[row];
+  }
+  for (Index i = stay; i < rank; ++i) {
+    const Index term = part.order[i];
+    const Index copy = term < record.active ? record.count + term : term - record.active;
+    const Index row = head.list[i];
+    std::memcpy(pool.components + row * width, part.stored.components + copy * width, width_bytes);
+    for (Index n = 0; n < 2 && scales > 0; ++n) {
+      pool.scales[row * scales + n] = part.stored.scales[2 * copy + n];
+    }
+    pool.strengths[row] = part.stored.strengths[copy];
+  }
+  *head.rank = static_cast<std::int32_t>(rank);
   if (rank < head.record->settled_rank) head.record->settled_rank = rank;
 
   // docs/mathematics.md, (16).

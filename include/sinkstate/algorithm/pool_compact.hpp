@@ -19,7 +19,7 @@ namespace detail {
 /// Component rows that a state may need to be compacted. A state whose strengths overflow needs
 /// more, and is tried again.
 template <class Policy>
-Index rows_to_compact(const SinkStateView<Policy>& state) {
+SINKSTATE_HOST_DEVICE Index rows_to_compact(const SinkStateView<Policy>& state) {
   using View = StatePoolView<Policy>;
   const Index terms = state.rank() + state.buffered();
   const bool fits = !state.dense() && terms <= SinkStateView<Policy>::rank_capacity(state.config);
@@ -82,7 +82,8 @@ void rewrite_bodies(Teams& teams, const StatePoolView<Policy>& pool, Index count
 /// Whether the rank of a state was cut for want of component rows, and not by its own
 /// configuration.
 template <class Policy>
-bool lacked_rows(const SinkStateView<Policy>& state, const CompactionReport& done) {
+SINKSTATE_HOST_DEVICE bool lacked_rows(const SinkStateView<Policy>& state,
+                                       const CompactionReport& done) {
   using State = SinkStateView<Policy>;
   return done.capped && (state.factors.capacity < State::rank_capacity(state.config) ||
                          (State::may_be_dense(state.config) && !state.may_turn_dense()));
@@ -91,7 +92,7 @@ bool lacked_rows(const SinkStateView<Policy>& state, const CompactionReport& don
 /// What became of a slot's heads: the largest failure, else whether one was truncated. If all have
 /// failed, nothing has changed; if only some have, the slot is blocked.
 template <class Policy>
-Status settle_slot(const StatePoolView<Policy>& pool, Index slot) {
+SINKSTATE_HOST_DEVICE Status settle_slot(const StatePoolView<Policy>& pool, Index slot) {
   Status worst = Status::ok;
   Index failures = 0;
   for (Index h = 0; h < pool.config.value_heads; ++h) {

@@ -543,7 +543,7 @@ Status check_pieces(const StatePoolView<Policy>& pool, Index slot, const Snapsho
   for (Index h = 0; pool.in_use(slot) && h < config.value_heads; ++h) {
     released += beyond_quota(pool, *pool.head(slot, h).held);
   }
-  return rows <= *pool.reserve + released ? Status::ok : Status::pool_exhausted;
+  return rows <= *pool.reserve.free + released ? Status::ok : Status::pool_exhausted;
 }
 
 /// Makes a head of a slot what a snapshot says. There are rows enough.

@@ -276,8 +276,10 @@ Status step(Teams& teams, StatePoolView<Policy> pool,
   for (Index b = 0; forks && b < batch.entries; ++b) {
     SlotRecord* const record = working_slot(pool, batch, b);
     if (record == nullptr || batch.slots[b] == batch.write_slot(b)) continue;
-    if (detail::may_copy_slot(pool, batch.slots[b], batch.write_slot(b))) {
-      detail::copy_slot(pool, batch.slots[b], batch.write_slot(b));
+    const Index to = batch.write_slot(b);
+    if (detail::may_copy_slot(pool, batch.slots[b], pool, to)) {
+      pool.slot(to).bodies.change();
+      detail::copy_slot(pool, batch.slots[b], pool, to);
     } else {
       record->status = Status::pool_exhausted;
     }

@@ -16,46 +16,52 @@ namespace detail {
 
 /// Rows of the reserve that a state with `held` rows occupies.
 template <class Policy>
-Index beyond_quota(const StatePoolView<Policy>& pool, Index held) {
+SINKSTATE_HOST_DEVICE Index beyond_quota(const StatePoolView<Policy>& pool, Index held) {
   const Index quota = pool.quota(pool.config);
   return held > quota ? held - quota : 0;
 }
 
 /// Component rows that a state with `held` of them could have.
 template <class Policy>
-Index may_hold(const StatePoolView<Policy>& pool, Index held) {
+SINKSTATE_HOST_DEVICE Index may_hold(const StatePoolView<Policy>& pool, Index held) {
   const Index quota = pool.quota(pool.config);
-  return (held > quota ? held : quota) + *pool.reserve;
+  return (held > quota ? held : quota) + *pool.reserve.free;
 }
 
-/// Takes or gives rows back until a state has `rows`; it keeps its first ones.
+/// Takes or gives rows back until a state has `rows`; it keeps its first ones. Those of its quota
+/// are always the same, and nobody else's.
 /// @param rows  at most what it may hold
 template <class Policy>
-void hold_rows(const StatePoolView<Policy>& pool, const typename StatePoolView<Policy>::Head& head,
-               Index rows) {
-  *pool.reserve += beyond_quota(pool, *head.held) - beyond_quota(pool, rows);
-  while (*head.held > rows) pool.store.give(head.list[--*head.held]);
-  while (*head.held < rows) head.list[(*head.held)++] = pool.store.take();
+SINKSTATE_HOST_DEVICE void hold_rows(const StatePoolView<Policy>& pool,
+                                     const typename StatePoolView<Policy>::Head& head, Index rows) {
+  const Index quota = pool.quota(pool.config);
+  std::int32_t& held = *head.held;
+  for (; held > rows; --held) {
+    if (held > quota) pool.reserve.give(head.list[held - 1]);
+  }
+  for (; held < rows; ++held) {
+    head.list[held] =
+        held < quota ? static_cast<std::int32_t>(head.first_row + held) : pool.reserve.take();
+  }
 }
 
 /// Component rows in which a state keeps its body.
 template <class Policy>
-Index rows_in_use(const StatePoolView<Policy>& pool,
-                  const typename StatePoolView<Policy>::Head& head) {
+SINKSTATE_HOST_DEVICE Index rows_in_use(const StatePoolView<Policy>& pool,
+                                        const typename StatePoolView<Policy>::Head& head) {
   return head.record->dense != 0 ? pool.dense_rows(pool.config.state) : Index{*head.rank};
 }
 
 /// Gives all rows back that no body is in.
 template <class Policy>
-void trim_rows(const StatePoolView<Policy>& pool,
-               const typename StatePoolView<Policy>::Head& head) {
+SINKSTATE_HOST_DEVICE void trim_rows(const StatePoolView<Policy>& pool,
+                                     const typename StatePoolView<Policy>::Head& head) {
   hold_rows(pool, head, rows_in_use(pool, head));
 }
 
-/// A slot whose states are empty.
+/// A slot whose states are empty. Who reads its bodies has been told (`BodyVersion::change`).
 template <class Policy>
-void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
-  pool.slot(slot).bodies.change();
+SINKSTATE_HOST_DEVICE void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
   for (Index h = 0; h < pool.config.value_heads; ++h) {
     const auto head = pool.head(slot, h);
     hold_rows(pool, head, Policy::Compaction::low_rank ? 0 : pool.dense_rows(pool.config.state));
@@ -69,39 +75,45 @@ void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
   record.blocked = Status::ok;
 }
 
-/// Whether slot `to` could have what slot `from` has.
+/// Whether slot `to` could have what slot `from` has, of the same pool or of another (`copy_slot`).
 template <class Policy>
-bool may_copy_slot(const StatePoolView<Policy>& pool, Index from, Index to) {
+SINKSTATE_HOST_DEVICE bool may_copy_slot(const StatePoolView<Policy>& from_pool, Index from,
+                                         const StatePoolView<Policy>& to_pool, Index to) {
   Index wanted = 0;
-  for (Index h = 0; h < pool.config.value_heads; ++h) {
-    wanted += beyond_quota(pool, rows_in_use(pool, pool.head(from, h)));
-    if (pool.in_use(to)) wanted -= beyond_quota(pool, *pool.head(to, h).held);
+  for (Index h = 0; h < to_pool.config.value_heads; ++h) {
+    wanted += beyond_quota(to_pool, rows_in_use(from_pool, from_pool.head(from, h)));
+    if (to_pool.in_use(to)) wanted -= beyond_quota(to_pool, *to_pool.head(to, h).held);
   }
-  return wanted <= *pool.reserve;
+  return wanted <= *to_pool.reserve.free;
 }
 
-/// Makes slot `to` equal to slot `from`. It must be possible.
+/// Makes slot `to` equal to another slot, of the same pool or of one with the same `StateConfig`,
+/// head counts and sink directions; slots, quota and reserve may differ. It must be possible. Who
+/// reads its bodies has been told (`BodyVersion::change`).
 template <class Policy>
-void copy_slot(const StatePoolView<Policy>& pool, Index from, Index to) {
+SINKSTATE_HOST_DEVICE void copy_slot(const StatePoolView<Policy>& from_pool, Index from,
+                                     const StatePoolView<Policy>& to_pool, Index to) {
   using View = StatePoolView<Policy>;
-  const StateConfig& config = pool.config.state;
-  const Index width = config.d_k + config.d_v;
-  const Index scales = View::Factors::row_scales(config.d_k, config.d_v);
-  pool.slot(to).bodies.change();
+  const PoolConfig& config = to_pool.config;
+  const Index width = config.state.d_k + config.state.d_v;
+  const Index scales = View::Factors::row_scales(config.state.d_k, config.state.d_v);
   // Rows that the copy has already are given back first: others of its heads may need them.
-  for (Index h = 0; h < pool.config.value_heads && pool.in_use(to); ++h) {
-    hold_rows(pool, pool.head(to, h), 0);
+  for (Index h = 0; h < config.value_heads && to_pool.in_use(to); ++h) {
+    hold_rows(to_pool, to_pool.head(to, h), 0);
   }
-  const auto keys = static_cast<std::size_t>(pool.config.key_heads) * pool.key_bytes;
-  unsigned char* const source = pool.slot_memory + static_cast<std::size_t>(from) * pool.slot_bytes;
-  unsigned char* const target = pool.slot_memory + static_cast<std::size_t>(to) * pool.slot_bytes;
+  const auto keys = static_cast<std::size_t>(config.key_heads) * to_pool.key_bytes;
+  // Where the bytes of a head lie in a slot depends on nothing in which the pools may differ.
+  const std::size_t slot_bytes = to_pool.slot_bytes;
+  const unsigned char* const source =
+      from_pool.slot_memory + static_cast<std::size_t>(from) * slot_bytes;
+  unsigned char* const target = to_pool.slot_memory + static_cast<std::size_t>(to) * slot_bytes;
   std::memcpy(target, source, keys);
-  for (Index h = 0; h < pool.config.value_heads; ++h) {
-    const auto original = pool.head(from, h);
-    const auto copy = pool.head(to, h);
-    hold_rows(pool, copy, rows_in_use(pool, original));
+  for (Index h = 0; h < config.value_heads; ++h) {
+    const auto original = from_pool.head(from, h);
+    const auto copy = to_pool.head(to, h);
+    hold_rows(to_pool, copy, rows_in_use(from_pool, original));
     const auto copied = static_cast<std::size_t>(*copy.held);
-    const std::size_t offset = keys + static_cast<std::size_t>(h) * pool.head_bytes;
+    const std::size_t offset = keys + static_cast<std::size_t>(h) * to_pool.head_bytes;
     const auto list =
         static_cast<std::size_t>(reinterpret_cast<unsigned char*>(copy.list) - (target + offset));
     // Everything before the list and behind it is equal, the list itself is the copy's own.
@@ -111,18 +123,21 @@ void copy_slot(const StatePoolView<Policy>& pool, Index from, Index to) {
     for (std::size_t i = 0; i < copied; ++i) {
       const Index a = original.list[i];
       const Index b = copy.list[i];
-      std::memcpy(pool.components + b * width, pool.components + a * width,
+      std::memcpy(to_pool.components + b * width, from_pool.components + a * width,
                   static_cast<std::size_t>(width) * sizeof(typename View::Code));
-      pool.strengths[b] = pool.strengths[a];
-      for (Index n = 0; n < scales; ++n) pool.scales[b * scales + n] = pool.scales[a * scales + n];
+      to_pool.strengths[b] = from_pool.strengths[a];
+      for (Index n = 0; n < scales; ++n) {
+        to_pool.scales[b * scales + n] = from_pool.scales[a * scales + n];
+      }
     }
   }
-  SlotRecord& record = pool.slot(to);
-  record.tokens = pool.slot(from).tokens;
+  const SlotRecord& original = from_pool.slot(from);
+  SlotRecord& record = to_pool.slot(to);
+  record.tokens = original.tokens;
   record.in_use = 1;
-  record.buffered = pool.slot(from).buffered;
+  record.buffered = original.buffered;
   record.draft = -1;
-  record.blocked = pool.slot(from).blocked;
+  record.blocked = original.blocked;
 }
 
 }  // namespace detail
@@ -142,6 +157,7 @@ template <class Policy>
 Status admit(StatePoolView<Policy> pool, Index slot) noexcept {
   if (!pool.config.is_slot(slot)) return Status::invalid_slot;
   if (pool.in_use(slot)) return Status::slot_in_use;
+  pool.slot(slot).bodies.change();
   detail::empty_slot(pool, slot);
   return Status::ok;
 }
@@ -150,6 +166,7 @@ Status admit(StatePoolView<Policy> pool, Index slot) noexcept {
 template <class Policy>
 Status reset(StatePoolView<Policy> pool, Index slot) noexcept {
   if (!pool.in_use(slot)) return Status::invalid_slot;
+  pool.slot(slot).bodies.change();
   detail::empty_slot(pool, slot);
   return Status::ok;
 }
@@ -174,8 +191,9 @@ template <class Policy>
 Status fork(StatePoolView<Policy> pool, Index from, Index to) noexcept {
   if (!pool.in_use(from) || !pool.config.is_slot(to)) return Status::invalid_slot;
   if (pool.in_use(to)) return Status::slot_in_use;
-  if (!detail::may_copy_slot(pool, from, to)) return Status::pool_exhausted;
-  detail::copy_slot(pool, from, to);
+  if (!detail::may_copy_slot(pool, from, pool, to)) return Status::pool_exhausted;
+  pool.slot(to).bodies.change();
+  detail::copy_slot(pool, from, pool, to);
   return Status::ok;
 }
 

@@ -16,7 +16,7 @@
 #include "../core/workspace.hpp"
 #include "body_version.hpp"
 #include "pool_config.hpp"
-#include "row_store.hpp"
+#include "reserve_rows.hpp"
 #include "sink_state.hpp"
 
 SINKSTATE_NAMESPACE_BEGIN
@@ -43,7 +43,7 @@ struct alignas(64) SlotRecord {
 struct PoolBytes {
   std::size_t total = 0;  ///< of the memory to give
   std::size_t slot = 0;   ///< of each slot, all of its heads, without component rows
-  std::size_t row = 0;    ///< of each component row, with its strength, scales and bookkeeping
+  std::size_t row = 0;    ///< of each component row, with its strength and scales
   std::size_t fixed = 0;  ///< whatever else
   Index quota = 0;        ///< rows guaranteed to each state
   Index rows = 0;         ///< of the whole pool: quotas and reserve
@@ -90,7 +90,10 @@ struct StatePoolView {
     UpdateBufferView<Compute, Buffered> buffer;
     StoredRows<Stored> sink;
     StateRecord* record = nullptr;
-    std::int32_t* list = nullptr;  ///< of component rows
+    /// The component rows of its quota: they begin here, and lie one behind the other, so that they
+    /// need nobody to hand them out.
+    Index first_row = 0;
+    std::int32_t* list = nullptr;  ///< of component rows, those of the quota first
     std::int32_t* held = nullptr;  ///< how many of them it has
     std::int32_t* rank = nullptr;
     Status* status = nullptr;  ///< of the last verb
@@ -124,8 +127,7 @@ struct StatePoolView {
   PoolConfig config;
   MatrixView<const Compute> sink_directions;  ///< value_heads x d_v
   SlotRecord* slots = nullptr;
-  RowStoreView store;
-  Index* reserve = nullptr;  ///< rows above the quotas that are still free
+  ReserveRowsView reserve;  ///< component rows above the quotas; they come behind all quotas
   Compute* strengths = nullptr;
   float* scales = nullptr;
   Code* components = nullptr;
@@ -164,7 +166,9 @@ struct StatePoolView {
     unsigned char* const bytes = slot_memory + static_cast<std::size_t>(s) * slot_bytes + keys +
                                  static_cast<std::size_t>(value_head) * head_bytes;
     Workspace memory(bytes, head_bytes);
-    return Head::carve(memory, config.state);
+    Head head = Head::carve(memory, config.state);
+    head.first_row = (s * config.value_heads + value_head) * quota(config);
+    return head;
   }
   /// buffer_capacity x d_k, shared by the value heads of a key head.
   SINKSTATE_HOST_DEVICE StoredRows<Buffered> keys(Index s, Index key_head) const {
@@ -205,7 +209,6 @@ struct StatePoolView {
     return view;
   }
 
-  /// @param rows  how many component rows there are
   static StatePoolView carve(Workspace& memory, const PoolConfig& config,
                              const MatrixView<const Compute>& sink_directions) {
     const StateConfig& state = config.state;
@@ -223,8 +226,7 @@ struct StatePoolView {
                       static_cast<std::size_t>(config.value_heads) * view.head_bytes;
 
     view.slots = memory.take<SlotRecord>(config.slots);
-    view.reserve = memory.take<Index>(1);
-    view.store = RowStoreView::carve(memory, rows);
+    view.reserve = ReserveRowsView::carve(memory, config.reserve);
     view.strengths = memory.take<Compute>(rows);
     view.scales = memory.take<float>(rows * Factors::row_scales(state.d_k, state.d_v));
     view.components = memory.take<Code>(rows * (state.d_k + state.d_v));
@@ -233,9 +235,13 @@ struct StatePoolView {
     return view;
   }
 
+  /// Component rows of all quotas: those of the reserve come behind them.
+  SINKSTATE_HOST_DEVICE static constexpr Index quota_rows(const PoolConfig& config) {
+    return config.slots * config.value_heads * quota(config);
+  }
   /// Component rows of the pool.
   static constexpr Index row_count(const PoolConfig& config) {
-    return config.slots * config.value_heads * quota(config) + config.reserve;
+    return quota_rows(config) + config.reserve;
   }
 };
 
@@ -327,13 +333,13 @@ template <class Policy>
 PoolReport report(StatePoolView<Policy> pool) {
   const PoolBytes bytes = pool_bytes<Policy>(pool.config);
   PoolReport now;
-  now.reserve = *pool.reserve;
-  now.rows = bytes.rows - pool.store.record->free;
+  now.reserve = *pool.reserve.free;
   for (Index s = 0; s < pool.config.slots; ++s) {
     if (!pool.in_use(s)) continue;
     now.slots += 1;
     for (Index h = 0; h < pool.config.value_heads; ++h) {
       const auto state = pool.state(s, h);
+      now.rows += *pool.head(s, h).held;
       now.dense_states += state.dense() ? 1 : 0;
       const auto certificate = static_cast<double>(state.certificate());
       if (!(certificate <= now.certificate)) now.certificate = certificate;
@@ -361,8 +367,7 @@ StatePoolView<Policy> make_pool(
     ::new (&pool.slots[s]) SlotRecord;
     for (Index h = 0; h < config.value_heads; ++h) *pool.head(s, h).held = 0;
   }
-  *pool.reserve = config.reserve;
-  pool.store.reset();
+  pool.reserve.reset(pool.quota_rows(config));
   return pool;
 }
 
