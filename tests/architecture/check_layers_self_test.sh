@@ -59,6 +59,18 @@ must_fail 'sinkstate/cuda/team.cuh: host/ and cuda/ meet'
 header model/state.hpp '#include <Eigen/Core>'
 must_fail 'sinkstate/model/state.hpp:2: Eigen outside host/'
 
+header cuda/team.cuh '#include <Eigen/Core>'
+must_fail 'sinkstate/cuda/team.cuh:2: Eigen outside host/'
+
+header sinkstate_cuda.cuh '#include <Eigen/Core>'
+must_fail 'sinkstate/sinkstate_cuda.cuh:2: Eigen outside host/'
+
+header sinkstate_cuda.cuh '#include "cuda/team.cuh"' '#include "sinkstate.hpp"'
+must_fail 'sinkstate/sinkstate_cuda.cuh: host/ and cuda/ meet'
+
+header cuda/team.cuh '#define FULL_MASK 0xffffffffu'
+must_fail 'sinkstate/cuda/team.cuh:2: macro without SINKSTATE_'
+
 header core/word.hpp '#include <cuda_fp16.h>'
 must_fail 'sinkstate/core/word.hpp:2: CUDA outside cuda/'
 
