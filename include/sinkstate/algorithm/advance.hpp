@@ -60,35 +60,21 @@ template <class Policy, class Team, class T = typename Policy::Compute>
 SINKSTATE_HOST_DEVICE void extend_certificate(Team& team, const SinkStateView<Policy>& state,
                                               const Token<T>& token, T log_decay, const T* key,
                                               const T* correction, T rounded) {
-  using Rule = typename Policy::Rule;
   const StateConfig& config = state.config;
   const Index buffered = state.buffered();
-  const T decay = std::exp(log_decay);  // a bound is not cut off at small decays
-  const T key_norm = team.norm(config.d_k, token.key);
-  const T term =
+  TokenBounds<T> written;
+  written.log_decay = log_decay;
+  written.write_strength = token.write_strength;
+  written.key_norm = team.norm(config.d_k, token.key);
+  written.term =
       round_up(bound_product(team.norm(config.d_k, key), team.norm(config.d_v, correction)));
-  const T strength = std::abs(token.write_strength);
-
-  // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) <
-  // 0.74 exp(-g / 2).
-  const T mass = bound_product(std::exp(log_decay / 2), state.buffer.masses[buffered]);
-  T growth = decay;
-  T rounding = 2 * unit_roundoff<T> * term;
-  if constexpr (Rule::corrects) {
-    // Cancellation doubles the rounding error of |k|^2.
-    const T product = bound_product(token.write_strength, key_norm * key_norm);
-    const T reflection =
-        std::abs(T(1) - product) +
-        static_cast<T>(dot_roundoffs(config.d_k) + 6.0) * unit_roundoff<T> * std::abs(product);
-    if (reflection > T(1)) growth = bound_product(decay, reflection);
-    const Index terms = (state.dense() ? config.d_k : state.rank()) + buffered + 1;
-    const T roundoffs = static_cast<T>(read_roundoffs(config.d_k, terms, buffered));
-    rounding += bound_product(bound_product(strength, key_norm * key_norm),
-                              unit_roundoff<T> * roundoffs * mass);
-  }
-  state.buffer.certificates[buffered + 1] =
-      round_up(bound_product(growth, state.buffer.certificates[buffered]) + rounding + rounded);
-  state.buffer.masses[buffered + 1] = round_up(mass + term);
+  written.rounded = rounded;
+  T certificate = state.buffer.certificates[buffered];
+  T mass = state.buffer.masses[buffered];
+  const Index terms = (state.dense() ? config.d_k : state.rank()) + buffered + 1;
+  include_token<Policy::Rule::corrects>(config.d_k, terms, buffered, written, certificate, mass);
+  state.buffer.certificates[buffered + 1] = certificate;
+  state.buffer.masses[buffered + 1] = mass;
 }
 
 /// Checks, computes and buffers one token; reads the output too when `query` is not null.

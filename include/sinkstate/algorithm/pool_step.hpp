@@ -31,8 +31,13 @@ struct HeadVectors {
 /// Entry b has `count(b)` consecutive tokens, the rows from `start(b)` on of each tensor: one for
 /// each entry as it is; `tokens` for each; up to `tokens`, as `counts` says, in a padded batch; or
 /// as the running sum `starts` says in a packed one.
-template <class T>
+///
+/// @tparam T       of log decays and write strengths: the policy's arithmetic type
+/// @tparam Number  of the other tensors: T, or on a device also Float16 or BFloat16 (their codes)
+template <class T, class Number = T>
 struct TokenBatch {
+  using Code = typename detail::StoredAs<Number>::Code;
+
   Index entries = 0;
   const std::int32_t* slots = nullptr;        ///< entries: where each request's states are read
   const std::int32_t* write_slots = nullptr;  ///< entries: and written; null: the same
@@ -40,12 +45,13 @@ struct TokenBatch {
   const std::int32_t* counts = nullptr;  ///< entries, or null
   const std::int32_t* starts = nullptr;  ///< entries + 1, or null; entries suffice beside `counts`
 
-  HeadVectors<const T> keys;             ///< d_k numbers, for each key head
-  HeadVectors<const T> queries;          ///< d_k numbers, for each key head
-  HeadVectors<const T> values;           ///< d_v numbers, for each value head
+  HeadVectors<const Code> keys;          ///< d_k numbers, for each key head
+  HeadVectors<const Code> queries;       ///< d_k numbers, for each key head
+  HeadVectors<const Code> values;        ///< d_v numbers, for each value head
   HeadVectors<const T> log_decays;       ///< Rule::log_decays(d_k) numbers, for each value head
   HeadVectors<const T> write_strengths;  ///< one number, for each value head; null data: 1
-  HeadVectors<T> outputs;  ///< d_v numbers, for each value head; null data: advance without reading
+  /// d_v numbers, for each value head; null data: advance without reading
+  HeadVectors<Code> outputs;
 
   SINKSTATE_HOST_DEVICE Index write_slot(Index b) const {
     return write_slots == nullptr ? slots[b] : write_slots[b];

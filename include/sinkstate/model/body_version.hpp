@@ -26,6 +26,14 @@ class BodyVersion {
     while (readers_.load() != 0) std::this_thread::yield();
   }
 
+#if defined(__CUDACC__)
+  /// `change` by one thread of a kernel: who reads bodies of a device does so on the stream.
+  __device__ void change_in_kernel() noexcept {
+    *reinterpret_cast<volatile std::uint64_t*>(&version_) =
+        *reinterpret_cast<const volatile std::uint64_t*>(&version_) + 1;
+  }
+#endif
+
   /// Before a body is read; `end_read` follows if the answer is yes.
   /// @returns false when the bodies are no longer of that version
   bool begin_read(std::uint64_t version) noexcept {

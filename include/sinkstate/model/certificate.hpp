@@ -31,10 +31,11 @@ SINKSTATE_HOST_DEVICE T round_up(T bound) {
 }
 
 /// Rounding errors of one inner product over n numbers, in units of u |x| |y|: sixteen lanes, then
-/// a tree of four.
+/// a tree of four; or of a warp, up to four numbers a lane (eight where there are more than 128),
+/// then a tree of as many levels as there are lanes at work, at most five.
 SINKSTATE_HOST_DEVICE constexpr double dot_roundoffs(Index n) {
-  const Index lane = (n + 15) / 16;
-  return static_cast<double>(lane) + 4.0;
+  const Index host = (n + 15) / 16 + 4;
+  return static_cast<double>(host < 8 ? 8 : host);
 }
 
 /// (N3) Rounding errors of reading S^T L x, in units of u m |x|: the inner product, the decay (a
@@ -42,6 +43,43 @@ SINKSTATE_HOST_DEVICE constexpr double dot_roundoffs(Index n) {
 SINKSTATE_HOST_DEVICE constexpr double read_roundoffs(Index d_k, Index terms, Index buffered) {
   return dot_roundoffs(d_k) + 0.74 * static_cast<double>(buffered + 1) +
          static_cast<double>(terms) + 8.0;
+}
+
+/// What the certificate has to know of a token.
+template <class T>
+struct TokenBounds {
+  T log_decay = T(0);  ///< of the channel that decays least
+  T write_strength = T(1);
+  T key_norm = T(0);
+  T term = T(0);     ///< norm of what is buffered, key times correction
+  T rounded = T(0);  ///< norm of what a narrow buffer has changed of it
+};
+
+/// (N1)-(N4) Certificate and mass after one token more.
+/// @param terms     that were read to correct it, itself included
+/// @param buffered  tokens before it
+template <bool Corrects, class T>
+SINKSTATE_HOST_DEVICE void include_token(Index d_k, Index terms, Index buffered,
+                                         const TokenBounds<T>& token, T& certificate, T& mass) {
+  const T decay = std::exp(token.log_decay);  // a bound is not cut off at small decays
+  // The mass decays at half the rate, which covers the error of the decays themselves: g exp(-g) <
+  // 0.74 exp(-g / 2).
+  const T kept = bound_product(std::exp(token.log_decay / 2), mass);
+  T growth = decay;
+  T rounding = 2 * unit_roundoff<T> * token.term;
+  if constexpr (Corrects) {
+    const T square = token.key_norm * token.key_norm;
+    // Cancellation doubles the rounding error of |k|^2.
+    const T product = bound_product(token.write_strength, square);
+    const T reflection = std::abs(T(1) - product) + static_cast<T>(dot_roundoffs(d_k) + 6.0) *
+                                                        unit_roundoff<T> * std::abs(product);
+    if (reflection > T(1)) growth = bound_product(decay, reflection);
+    const T roundoffs = static_cast<T>(read_roundoffs(d_k, terms, buffered));
+    rounding += bound_product(bound_product(std::abs(token.write_strength), square),
+                              unit_roundoff<T> * roundoffs * kept);
+  }
+  certificate = round_up(bound_product(growth, certificate) + rounding + token.rounded);
+  mass = round_up(kept + token.term);
 }
 
 /// (N5) Rounding errors of folding `buffered` decays into terms and of splitting the sink off, in

@@ -59,20 +59,28 @@ SINKSTATE_HOST_DEVICE void trim_rows(const StatePoolView<Policy>& pool,
   hold_rows(pool, head, rows_in_use(pool, head));
 }
 
-/// A slot whose states are empty. Who reads its bodies has been told (`BodyVersion::change`).
+/// An empty state.
 template <class Policy>
-SINKSTATE_HOST_DEVICE void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
-  for (Index h = 0; h < pool.config.value_heads; ++h) {
-    const auto head = pool.head(slot, h);
-    hold_rows(pool, head, Policy::Compaction::low_rank ? 0 : pool.dense_rows(pool.config.state));
-    reset(pool.state(slot, h));
-  }
-  SlotRecord& record = pool.slot(slot);
+SINKSTATE_HOST_DEVICE void empty_head(const StatePoolView<Policy>& pool, Index slot, Index h) {
+  hold_rows(pool, pool.head(slot, h),
+            Policy::Compaction::low_rank ? 0 : pool.dense_rows(pool.config.state));
+  reset(pool.state(slot, h));
+}
+
+/// A request that has seen nothing.
+SINKSTATE_HOST_DEVICE inline void start_request(SlotRecord& record) {
   record.tokens = 0;
   record.in_use = 1;
   record.buffered = 0;
   record.draft = -1;
   record.blocked = Status::ok;
+}
+
+/// A slot whose states are empty. Who reads its bodies has been told (`BodyVersion::change`).
+template <class Policy>
+SINKSTATE_HOST_DEVICE void empty_slot(const StatePoolView<Policy>& pool, Index slot) {
+  for (Index h = 0; h < pool.config.value_heads; ++h) empty_head(pool, slot, h);
+  start_request(pool.slot(slot));
 }
 
 /// Whether slot `to` could have what slot `from` has, of the same pool or of another (`copy_slot`).
@@ -87,57 +95,94 @@ SINKSTATE_HOST_DEVICE bool may_copy_slot(const StatePoolView<Policy>& from_pool,
   return wanted <= *to_pool.reserve.free;
 }
 
+/// The first step of `copy_slot`: rows for the copy, and its request.
+template <class Policy>
+SINKSTATE_HOST_DEVICE void hold_copy(const StatePoolView<Policy>& from_pool, Index from,
+                                     const StatePoolView<Policy>& to_pool, Index to) {
+  const Index heads = to_pool.config.value_heads;
+  // Rows that the copy has already are given back first: others of its heads may need them.
+  for (Index h = 0; h < heads && to_pool.in_use(to); ++h) {
+    hold_rows(to_pool, to_pool.head(to, h), 0);
+  }
+  for (Index h = 0; h < heads; ++h) {
+    hold_rows(to_pool, to_pool.head(to, h), rows_in_use(from_pool, from_pool.head(from, h)));
+  }
+  const SlotRecord& original = from_pool.slot(from);
+  SlotRecord& record = to_pool.slot(to);
+  start_request(record);
+  record.tokens = original.tokens;
+  record.buffered = original.buffered;
+  record.blocked = original.blocked;
+}
+
+/// Every `workers`-th number from `worker` on.
+template <class T>
+SINKSTATE_HOST_DEVICE void copy_share(Index count, const T* from, T* to, Index worker,
+                                      Index workers) {
+  if (workers == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    for (Index i = worker; i < count; i += workers) to[i] = from[i];
+  }
+}
+
+/// The second step: one of the states, which several workers may share. With the first ones go the
+/// keys that heads share.
+template <class Policy>
+SINKSTATE_HOST_DEVICE void copy_head(const StatePoolView<Policy>& from_pool, Index from,
+                                     const StatePoolView<Policy>& to_pool, Index to, Index h,
+                                     Index worker = 0, Index workers = 1) {
+  using View = StatePoolView<Policy>;
+  using Word = std::uint32_t;
+  const PoolConfig& config = to_pool.config;
+  const Index width = config.state.d_k + config.state.d_v;
+  const Index scales = View::Factors::row_scales(config.state.d_k, config.state.d_v);
+  const auto share = [&](Index count, const auto* source, auto* target) {
+    copy_share(count, source, target, worker, workers);
+  };
+  // Where the bytes of a head lie in a slot depends on nothing in which the pools may differ.
+  const auto words = [&](std::size_t offset, std::size_t bytes) {
+    const std::size_t slot_bytes = to_pool.slot_bytes;
+    const unsigned char* const source =
+        from_pool.slot_memory + static_cast<std::size_t>(from) * slot_bytes + offset;
+    unsigned char* const target =
+        to_pool.slot_memory + static_cast<std::size_t>(to) * slot_bytes + offset;
+    share(static_cast<Index>(bytes / sizeof(Word)), reinterpret_cast<const Word*>(source),
+          reinterpret_cast<Word*>(target));
+  };
+  if (h < config.key_heads)
+    words(static_cast<std::size_t>(h) * to_pool.key_bytes, to_pool.key_bytes);
+  const auto original = from_pool.head(from, h);
+  const auto copy = to_pool.head(to, h);
+  const std::size_t offset = static_cast<std::size_t>(config.key_heads) * to_pool.key_bytes +
+                             static_cast<std::size_t>(h) * to_pool.head_bytes;
+  const auto* const begin =
+      to_pool.slot_memory + static_cast<std::size_t>(to) * to_pool.slot_bytes + offset;
+  // Everything before the list and behind it is equal, the list itself is the copy's own.
+  words(offset, static_cast<std::size_t>(reinterpret_cast<unsigned char*>(copy.list) - begin));
+  if (worker == 0) {
+    *copy.rank = *original.rank;
+    *copy.buffer.count = *original.buffer.count;
+  }
+  for (Index i = 0; i < *copy.held; ++i) {
+    const Index a = original.list[i];
+    const Index b = copy.list[i];
+    share(width, from_pool.components + a * width, to_pool.components + b * width);
+    share(scales, from_pool.scales + a * scales, to_pool.scales + b * scales);
+    if (worker == 0) to_pool.strengths[b] = from_pool.strengths[a];
+  }
+}
+
 /// Makes slot `to` equal to another slot, of the same pool or of one with the same `StateConfig`,
 /// head counts and sink directions; slots, quota and reserve may differ. It must be possible. Who
 /// reads its bodies has been told (`BodyVersion::change`).
 template <class Policy>
 SINKSTATE_HOST_DEVICE void copy_slot(const StatePoolView<Policy>& from_pool, Index from,
                                      const StatePoolView<Policy>& to_pool, Index to) {
-  using View = StatePoolView<Policy>;
-  const PoolConfig& config = to_pool.config;
-  const Index width = config.state.d_k + config.state.d_v;
-  const Index scales = View::Factors::row_scales(config.state.d_k, config.state.d_v);
-  // Rows that the copy has already are given back first: others of its heads may need them.
-  for (Index h = 0; h < config.value_heads && to_pool.in_use(to); ++h) {
-    hold_rows(to_pool, to_pool.head(to, h), 0);
+  hold_copy(from_pool, from, to_pool, to);
+  for (Index h = 0; h < to_pool.config.value_heads; ++h) {
+    copy_head(from_pool, from, to_pool, to, h);
   }
-  const auto keys = static_cast<std::size_t>(config.key_heads) * to_pool.key_bytes;
-  // Where the bytes of a head lie in a slot depends on nothing in which the pools may differ.
-  const std::size_t slot_bytes = to_pool.slot_bytes;
-  const unsigned char* const source =
-      from_pool.slot_memory + static_cast<std::size_t>(from) * slot_bytes;
-  unsigned char* const target = to_pool.slot_memory + static_cast<std::size_t>(to) * slot_bytes;
-  std::memcpy(target, source, keys);
-  for (Index h = 0; h < config.value_heads; ++h) {
-    const auto original = from_pool.head(from, h);
-    const auto copy = to_pool.head(to, h);
-    hold_rows(to_pool, copy, rows_in_use(from_pool, original));
-    const auto copied = static_cast<std::size_t>(*copy.held);
-    const std::size_t offset = keys + static_cast<std::size_t>(h) * to_pool.head_bytes;
-    const auto list =
-        static_cast<std::size_t>(reinterpret_cast<unsigned char*>(copy.list) - (target + offset));
-    // Everything before the list and behind it is equal, the list itself is the copy's own.
-    std::memcpy(target + offset, source + offset, list);
-    *copy.rank = *original.rank;
-    *copy.buffer.count = *original.buffer.count;
-    for (std::size_t i = 0; i < copied; ++i) {
-      const Index a = original.list[i];
-      const Index b = copy.list[i];
-      std::memcpy(to_pool.components + b * width, from_pool.components + a * width,
-                  static_cast<std::size_t>(width) * sizeof(typename View::Code));
-      to_pool.strengths[b] = from_pool.strengths[a];
-      for (Index n = 0; n < scales; ++n) {
-        to_pool.scales[b * scales + n] = from_pool.scales[a * scales + n];
-      }
-    }
-  }
-  const SlotRecord& original = from_pool.slot(from);
-  SlotRecord& record = to_pool.slot(to);
-  record.tokens = original.tokens;
-  record.in_use = 1;
-  record.buffered = original.buffered;
-  record.draft = -1;
-  record.blocked = original.blocked;
 }
 
 }  // namespace detail

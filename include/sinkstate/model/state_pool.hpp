@@ -35,6 +35,7 @@ struct alignas(64) SlotRecord {
   // Of the call under way:
   std::int32_t entry = -1;              ///< of the batch, that works on this slot
   std::int32_t readers = 0;             ///< entries that read it
+  std::int32_t arrived = 0;             ///< heads that are done (on a device)
   Status status = Status::ok;           ///< of that entry
   std::atomic<std::int32_t> failed{0};  ///< the largest status among the heads
 };
@@ -349,6 +350,19 @@ PoolReport report(StatePoolView<Policy> pool) {
   return now;
 }
 
+/// A pool that lies in memory already, as when all bytes of one were copied there.
+/// @param memory, sink_directions  as `make_pool`
+/// @throws Error as `make_pool`
+template <class Policy>
+StatePoolView<Policy> view_pool(
+    void* memory, std::size_t size, const PoolConfig& config,
+    const MatrixView<const typename Policy::Compute>& sink_directions = {}) {
+  detail::check_memory("memory of a pool", pool_bytes<Policy>(config).total, memory, size);
+  detail::check_sink_directions<Policy>(config, sink_directions);
+  Workspace workspace(memory, size);
+  return StatePoolView<Policy>::carve(workspace, config, sink_directions);
+}
+
 /// A pool in the caller's own memory, without requests.
 /// @param memory           `pool_bytes<Policy>(config).total` bytes, aligned to 64
 /// @param sink_directions  value_heads x d_v finite numbers, any row stride, that outlive the view;
@@ -359,10 +373,7 @@ template <class Policy>
 StatePoolView<Policy> make_pool(
     void* memory, std::size_t size, const PoolConfig& config,
     const MatrixView<const typename Policy::Compute>& sink_directions = {}) {
-  detail::check_memory("memory of a pool", pool_bytes<Policy>(config).total, memory, size);
-  detail::check_sink_directions<Policy>(config, sink_directions);
-  Workspace workspace(memory, size);
-  const auto pool = StatePoolView<Policy>::carve(workspace, config, sink_directions);
+  const auto pool = view_pool<Policy>(memory, size, config, sink_directions);
   for (Index s = 0; s < config.slots; ++s) {
     ::new (&pool.slots[s]) SlotRecord;
     for (Index h = 0; h < config.value_heads; ++h) *pool.head(s, h).held = 0;
