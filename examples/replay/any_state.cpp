@@ -1,5 +1,6 @@
 #include "any_state.hpp"
 
+#include "device_state.hpp"
 #include "state_of_policy.hpp"
 
 namespace sinkstate::tools {
@@ -25,6 +26,10 @@ StateConfig config_of(const ReplayOptions& options, Index d_k, Index d_v) {
 std::unique_ptr<AnyState> make_state(Rule rule, const ReplayOptions& options, Index d_k, Index d_v,
                                      const float* sink_direction) {
   const StateConfig config = config_of(options, d_k, d_v);
+  if (options.backend == Backend::cuda) {
+    check_backend(options);
+    return make_device_state(rule, options, config, sink_direction);
+  }
   switch (options.storage) {
     case Storage::fp32:
       return make_state_with_rule<Fp32>(rule, options, config, sink_direction);

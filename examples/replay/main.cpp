@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_state.hpp"
 #include "error_ladder.hpp"
 #include "policy_flags.hpp"
 #include "profile.hpp"
@@ -37,10 +38,17 @@ struct Arguments {
 
 void say(std::string line) { sinkstate::tools::say("replay", std::move(line)); }
 
+Backend backend_named(const std::string& given) {
+  for (const Backend backend : all_backends) {
+    if (given == to_string(backend)) return backend;
+  }
+  refuse("--backend", "host or cuda", given);
+}
+
 /// What was left after parsing by type: values and combinations without a meaning.
-void check(const CLI::App& app, const Arguments& arguments, const std::string& backend) {
-  if (backend != "host") refuse("--backend", "host (all that this version has)", backend);
+void check(const CLI::App& app, const Arguments& arguments) {
   const ReplayOptions& replay = arguments.replay;
+  check_backend(replay);
   at_least("--prefill", 0, replay.prefill);
   at_least("--threads", 1, replay.threads);
   if (!arguments.outputs.empty() && arguments.traces.size() != 1) {
@@ -171,7 +179,7 @@ int main(int argc, char** argv) {
   app.add_option("--profile-error", arguments.profile_error,
                  "and which epsilon and which fixed rank keep the output error at this or below")
       ->check(check_real_number);
-  app.add_option("--backend", backend, "host");
+  app.add_option("--backend", backend, "where states live: host or cuda (a device; fp32 storage)");
 
   try {
     app.parse(argc, argv);
@@ -182,7 +190,8 @@ int main(int argc, char** argv) {
   }
   try {
     policy.resolve();
-    check(app, arguments, backend);
+    replay.backend = backend_named(backend);
+    check(app, arguments);
     replay.series = !arguments.svg.empty() || arguments.profile;
     return run(arguments);
   } catch (const std::exception& error) {

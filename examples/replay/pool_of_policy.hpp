@@ -89,7 +89,7 @@ using MadePool = std::unique_ptr<AnyPool>;
 template <class Precision>
 MadePool make_pool_with_rule(Rule rule, const ReplayOptions& options, const PoolConfig& config,
                              const MatrixView<const float>& directions) {
-  return with_policy<Precision>(rule, options, [&](auto chosen) -> MadePool {
+  return with_policy<Host, Precision>(rule, options, [&](auto chosen) -> MadePool {
     return std::make_unique<PoolOfPolicy<typename decltype(chosen)::Policy>>(config, directions);
   });
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
+#include <sinkstate/host/host_team.hpp>
 #include <sinkstate/model/update_rules.hpp>
 
 #include "any_state.hpp"
@@ -85,7 +87,11 @@ class HeadReplay {
       first += count;
     }
     finish();
-    result_.figures.ns_per_token_dense = dense_ns_per_token();
+    if (options_.backend == Backend::host) {
+      result_.figures.ns_per_token_dense = dense_ns_per_token();
+    } else {
+      leave_out_of_reach();
+    }
     result_.config = state_->config();
     return std::move(result_);
   }
@@ -165,7 +171,7 @@ class HeadReplay {
       require_ok(status, name_, head_, first + count - 1);
       ++result_.figures.compactions;
       if (report.decomposed > 0 && report.decomposed == report.rank_before) {
-        ++result_.figures.recompressions;
+        ++*result_.figures.recompressions;
       }
       check_state(first + count);
     }
@@ -245,6 +251,15 @@ class HeadReplay {
     figures.dense_fallback /= tokens;
     figures.ns_per_token_step = step_ns_ / tokens;
     figures.ns_per_token_compaction = compaction_ns_ / tokens;
+  }
+
+  /// What is not known of a device.
+  void leave_out_of_reach() {
+    ReplayFigures& figures = result_.figures;
+    figures.recompressions.reset();
+    figures.ns_per_token_dense = std::numeric_limits<double>::quiet_NaN();
+    figures.ns_per_token_step = std::numeric_limits<double>::quiet_NaN();
+    figures.ns_per_token_compaction = std::numeric_limits<double>::quiet_NaN();
   }
 
   /// A trace that carries its exact final state must agree with the recurrence, or something was
@@ -342,7 +357,11 @@ ReplayFigures combine(const std::vector<HeadResult>& heads) {
     total.bytes_peak += f.bytes_peak;
     total.bytes_dense += f.bytes_dense;
     total.compactions += f.compactions;
-    total.recompressions += f.recompressions;
+    if (total.recompressions && f.recompressions) {
+      *total.recompressions += *f.recompressions;
+    } else {
+      total.recompressions.reset();
+    }
     total.dense_fallback += f.dense_fallback / count;
     total.ns_per_token_dense += f.ns_per_token_dense / count;
     total.ns_per_token_step += f.ns_per_token_step / count;
@@ -362,6 +381,12 @@ void check_options(const std::string& name, const Trace& trace, const ReplayOpti
   if (options.prefill >= trace.tokens) {
     throw ToolError(name + ": --prefill: wanted fewer than the " + std::to_string(trace.tokens) +
                     " tokens of the trace, given " + std::to_string(options.prefill));
+  }
+  constexpr std::ptrdiff_t most_channels = 256;  // of a pool on a device
+  if (const auto channels = std::max(trace.d_k, trace.d_v);
+      options.backend == Backend::cuda && channels > most_channels) {
+    throw ToolError(name + ": --backend: cuda wants a d_k and d_v of at most " +
+                    std::to_string(most_channels) + ", given " + std::to_string(channels));
   }
   if (options.sink && trace.sink_direction.empty()) {
     throw ToolError(name + ": --sink: wanted a tensor sink_direction in the trace, given none");
@@ -399,6 +424,8 @@ const char* to_string(Storage storage) {
 const char* to_string(Rounding rounding) {
   return rounding == Rounding::nearest ? "nearest" : "stochastic";
 }
+
+const char* to_string(Backend backend) { return backend == Backend::host ? "host" : "cuda"; }
 
 TraceReport replay(const std::string& name, const Trace& trace, const ReplayOptions& options,
                    ReplayOutputs* outputs, const std::function<void(std::ptrdiff_t)>& progress) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <sinkstate/model/state_config.hpp>
 #include <string>
 #include <vector>
@@ -33,6 +34,13 @@ inline constexpr Rounding all_roundings[] = {Rounding::nearest, Rounding::stocha
 
 const char* to_string(Rounding rounding);
 
+/// Where states live.
+enum class Backend { host, cuda };
+
+inline constexpr Backend all_backends[] = {Backend::host, Backend::cuda};
+
+const char* to_string(Backend backend);
+
 struct ReplayOptions {
   Compaction compaction = Compaction::local_svd;
   double epsilon = 1e-2;
@@ -48,6 +56,7 @@ struct ReplayOptions {
   Storage storage = Storage::fp32;
   Rounding rounding = Rounding::nearest;
   std::uint64_t seed = 0;
+  Backend backend = Backend::host;
   std::ptrdiff_t prefill = 0;  // tokens that run dense and are then compressed
   int threads = 1;
   bool series = false;  // keep what a figure shows
@@ -74,8 +83,10 @@ struct ReplayFigures {
   double bytes_peak = 0;
   double bytes_dense = 0;
   std::ptrdiff_t compactions = 0;
-  std::ptrdiff_t recompressions = 0;  // compactions that decomposed all terms of a state
-  double dense_fallback = 0;          // share of tokens with a dense body
+  // Compactions that decomposed all terms of a state; none: nobody counts them on a device.
+  std::optional<std::ptrdiff_t> recompressions = 0;
+  double dense_fallback = 0;  // share of tokens with a dense body
+  // NaN: not taken. One state at a time, with copies in between, is no timing of a device.
   double ns_per_token_dense = 0;
   double ns_per_token_step = 0;
   double ns_per_token_compaction = 0;

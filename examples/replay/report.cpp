@@ -19,6 +19,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// "-" for what was not measured.
+std::string nanoseconds(double ns) { return std::isnan(ns) ? "-" : format("%.0f", ns); }
+
 Json to_json(const ReplayFigures& f) {
   return Json{
       {"output_error_rms", f.output_error_rms},
@@ -39,7 +42,7 @@ Json to_json(const ReplayFigures& f) {
       {"ratio_mean", f.ratio_mean()},
       {"ratio_peak", f.ratio_peak()},
       {"compactions", f.compactions},
-      {"recompressions", f.recompressions},
+      {"recompressions", f.recompressions ? Json(*f.recompressions) : Json()},
       {"dense_fallback", f.dense_fallback},
       {"ns_per_token_dense", f.ns_per_token_dense},
       {"ns_per_token_step", f.ns_per_token_step},
@@ -75,7 +78,7 @@ Json to_json(const ReplayOptions& options, const TraceReport& report) {
   policy["prefill"] = options.prefill;
   policy["storage"] = to_string(options.storage);
   policy["rounding"] = to_string(options.rounding);
-  policy["backend"] = "host";
+  policy["backend"] = to_string(options.backend);
   return policy;
 }
 
@@ -91,8 +94,8 @@ std::vector<std::string> row(const std::string& trace, const std::string& head,
           format("%.2e", f.state_error_rel),
           std::string(f.certificate_holds ? "holds" : "VIOLATED") + ", " +
               format("%.0fx", f.certificate_looseness),
-          format("%.0f", f.ns_per_token_dense),
-          format("%.0f", f.ns_per_token_step) + " + " + format("%.0f", f.ns_per_token_compaction)};
+          nanoseconds(f.ns_per_token_dense),
+          nanoseconds(f.ns_per_token_step) + " + " + nanoseconds(f.ns_per_token_compaction)};
 }
 
 /// "local-svd, epsilon 0.01, buffer 8"
@@ -113,6 +116,7 @@ std::string describe(const ReplayOptions& options) {
     text += ", " + std::string(to_string(options.storage)) + " storage";
     if (options.rounding == Rounding::stochastic) text += " rounded stochastically";
   }
+  if (options.backend == Backend::cuda) text += ", on a CUDA device";
   if (options.prefill > 0) text += ", prefill " + std::to_string(options.prefill);
   return text;
 }
@@ -184,8 +188,11 @@ std::string table(const std::vector<TraceReport>& reports, const ReplayOptions& 
       "\nrank: stored terms, a dense body counted as min(d_k, d_v), mean / peak over the tokens;\n"
       "bytes: in use, against a dense fp32 state, mean / peak; dense: share of tokens so held;\n"
       "output error: RMS and worst token, over the RMS output;\n"
-      "certificate: the state's own bound of its error, and the median of bound over error;\n"
-      "ns: per token and head, of a dense fp32 step and of ours; one state at a time, in cache.\n";
+      "certificate: the state's own bound of its error, and the median of bound over error;\n";
+  text += options.backend == Backend::host
+              ? "ns: per token and head, of a dense fp32 step and of ours; one state at a time, in "
+                "cache.\n"
+              : "ns: not taken on a device, where one state at a time is no timing.\n";
   return text;
 }
 

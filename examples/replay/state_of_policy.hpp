@@ -57,7 +57,7 @@ using MadeState = std::unique_ptr<AnyState>;
 template <class Precision>
 MadeState make_state_with_rule(Rule rule, const ReplayOptions& options, const StateConfig& config,
                                const float* direction) {
-  return with_policy<Precision>(rule, options, [&](auto chosen) -> MadeState {
+  return with_policy<Host, Precision>(rule, options, [&](auto chosen) -> MadeState {
     return std::make_unique<StateOfPolicy<typename decltype(chosen)::Policy>>(config, direction);
   });
 }

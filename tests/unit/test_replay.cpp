@@ -739,6 +739,50 @@ TEST_CASE("dense-buffered is exact to rounding and counts as dense") {
   }
 }
 
+TEST_CASE("more channels than a device takes are refused") {
+  Trace trace = synthetic(Rule::gated_delta, HeadMap::tiled);
+  ReplayOptions options;
+  options.backend = Backend::cuda;
+  check_options("a trace", trace, options);
+  trace.d_v = 257;
+  CHECK(contains(error_of(trace, options),
+                 "--backend: cuda wants a d_k and d_v of at most 256, given 257"));
+  options.backend = Backend::host;
+  check_options("a trace", trace, options);
+}
+
+TEST_CASE("what a device does not tell is null in JSON, and a dash in the table") {
+  ReplayOptions options;
+  TraceReport report = replay(synthetic(Rule::gated_delta, HeadMap::tiled), options).report;
+  const std::string host_table = table({report}, options);
+  CHECK(contains(host_table, "policy local-svd, epsilon 0.01, buffer 8\n"));
+  CHECK(contains(host_table, "one state at a time, in cache"));
+
+  options.backend = Backend::cuda;
+  std::vector<ReplayFigures*> all = {&report.total};
+  for (ReplayFigures& head : report.per_head) all.push_back(&head);
+  for (ReplayFigures* figures : all) {
+    figures->recompressions.reset();
+    figures->ns_per_token_dense = NAN;
+    figures->ns_per_token_step = NAN;
+    figures->ns_per_token_compaction = NAN;
+  }
+  const Json entry = Json::parse(json({report}, options))["traces"][0];
+  CHECK(entry["policy"]["backend"] == "cuda");
+  CHECK(keys_of(entry["total"]) == figure_keys);
+  for (const char* key :
+       {"recompressions", "ns_per_token_dense", "ns_per_token_step", "ns_per_token_compaction"}) {
+    CHECK(entry["total"][key].is_null());
+    CHECK(entry["per_head"][0][key].is_null());
+  }
+  CHECK(entry["total"]["compactions"].is_number());
+  const std::string device_table = table({report}, options);
+  CHECK(contains(device_table, "policy local-svd, epsilon 0.01, buffer 8, on a CUDA device\n"));
+  CHECK(contains(device_table, "- + -"));
+  CHECK(!contains(device_table, "nan"));
+  CHECK(contains(device_table, "ns: not taken on a device"));
+}
+
 TEST_CASE("a state without a profitable rank goes dense and says so") {
   Trace trace = synthetic(Rule::gated_delta, HeadMap::tiled);
   ReplayOptions options;

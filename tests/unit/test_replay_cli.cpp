@@ -404,7 +404,16 @@ TEST_CASE("policies, backends and options that do not exist are refused by name"
   CHECK(
       contains(shop.bad_option({"--policy", "dense-buffered", "--storage", "bf16", "--seed", "1"}),
                "--seed: "));
-  CHECK(contains(shop.bad_option({"--backend", "cuda"}), "--backend: wanted host "));
+  CHECK(
+      contains(shop.bad_option({"--backend", "gpu"}), "--backend: wanted host or cuda, given gpu"));
+  CHECK(contains(shop.bad_option({"--backend", ""}), "--backend"));
+  CHECK(contains(shop.bad_option({"--backend", "cuda", "--storage", "fp16"}),
+                 "--backend: cuda replays fp32 storage in this tool, given fp16"));
+#ifndef SINKSTATE_REPLAY_CUDA
+  CHECK(contains(shop.bad_option({"--backend", "cuda"}),
+                 "--backend: this replay was built without CUDA: configure with "
+                 "-DSINKSTATE_ENABLE_CUDA=ON"));
+#endif
   CHECK(contains(shop.bad_option({"--nonsense"}), "--nonsense"));
   CHECK(contains(shop.bad_option({"--nonsense", "3"}), "--nonsense"));
   CHECK(contains(shop.bad_option({"-x"}), "-x"));
