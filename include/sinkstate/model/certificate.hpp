@@ -31,11 +31,10 @@ SINKSTATE_HOST_DEVICE T round_up(T bound) {
 }
 
 /// Rounding errors of one inner product over n numbers, in units of u |x| |y|: sixteen lanes, then
-/// a tree of four; or of a warp, up to four numbers a lane (eight where there are more than 128),
-/// then a tree of as many levels as there are lanes at work, at most five.
+/// a tree of four.
 SINKSTATE_HOST_DEVICE constexpr double dot_roundoffs(Index n) {
-  const Index host = (n + 15) / 16 + 4;
-  return static_cast<double>(host < 8 ? 8 : host);
+  const Index lane = (n + 15) / 16;
+  return static_cast<double>(lane) + 4.0;
 }
 
 /// (N3) Rounding errors of reading S^T L x, in units of u m |x|: the inner product, the decay (a
