@@ -1294,6 +1294,14 @@ class Bench {
     want_ok("step", device.step(tokens.batch, tokens.transfer(), path));
   }
   // Some tokens into each of these, with the compactions that come.
+  // Every slot, admitted and stepped so often; `image` is what they have become.
+  Slots fed(int rounds) {
+    const Slots slots = all();
+    want_ok("admit", device.admit(slots));
+    feed(slots, rounds);
+    now();
+    return slots;
+  }
   void feed(const Slots& slots, int rounds) {
     for (int i = 0; i < rounds; ++i) {
       step(*batch(slots, 1));
@@ -1450,9 +1458,7 @@ class Faults {
     config.slots = 5;
     config.padding = Padding::negative;
     Bench<P> bench(config, seed_ + 2);
-    want_ok("admit", bench.device.admit(bench.all()));
-    bench.feed(bench.all(), 6);
-    bench.now();
+    bench.fed(6);
     bench.other.take(bench.image);
     auto tokens = bench.batch({-1, 3}, 2);
     bench.step(*tokens);
@@ -1467,10 +1473,7 @@ class Faults {
   // Rows of padding first, in the middle and last: their inputs are NaN, their outputs stay.
   void padded_rows() {
     Bench<P> bench(config_, seed_ + 3);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 5);
-    bench.now();
+    const Slots slots = bench.fed(5);
     const std::int32_t none = config_.padding == Padding::slot_zero ? 0 : -1;
     const Slots spread{none, slots[0], none, none, slots[1], none};
     auto alone = bench.batch({slots[0], slots[1]}, 1);
@@ -1498,10 +1501,7 @@ class Faults {
 
   void same_launches() {
     Bench<P> bench(config_, seed_ + 4);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 7);
-    bench.now();
+    const Slots slots = bench.fed(7);
     auto tokens = bench.batch(slots, 2);
     Bytes image;
     Bytes outputs;
@@ -1524,10 +1524,7 @@ class Faults {
   // An entry's bits are the same alone and among others, by one warp and by four.
   void same_in_any_batch() {
     Bench<P> bench(config_, seed_ + 5);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 9);
-    bench.now();
+    const Slots slots = bench.fed(9);
     const Index count = 3;
     auto together = bench.batch(slots, count);
     bench.step(*together);
@@ -1572,10 +1569,7 @@ class Faults {
   // thread looks first.
   void claims() {
     Bench<P> bench(config_, seed_ + 11);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 2);
-    bench.now();
+    const Slots slots = bench.fed(2);
     constexpr Index groups = 40;  // of three entries, more than a warp has threads
     Batch<P> tokens(config_, 3 * groups, 3 * groups);
     tokens.batch.write_slots = tokens.write_slots;
@@ -1604,10 +1598,7 @@ class Faults {
   // A fork whose token is refused leaves the slot that it was to replace as it was.
   void refused_fork() {
     Bench<P> bench(config_, seed_ + 12);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 6);
-    bench.now();
+    const Slots slots = bench.fed(6);
     Batch<P> tokens(config_, 2, 2);
     tokens.batch.write_slots = tokens.write_slots;
     for (Index row = 0; row < 2; ++row) draw_token(bench.random, tokens, row);
@@ -1625,10 +1616,7 @@ class Faults {
 
   void capture_changes_nothing() {
     Bench<P> bench(config_, seed_ + 6);
-    const Slots slots = bench.all();
-    want_ok("admit", bench.device.admit(slots));
-    bench.feed(slots, 7);
-    bench.now();
+    const Slots slots = bench.fed(7);
     auto tokens = bench.batch(slots, 1);
     bench.device.capture(tokens->batch, tokens->transfer());
     bench.other.take(bench.device);

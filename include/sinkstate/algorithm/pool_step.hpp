@@ -81,18 +81,23 @@ SINKSTATE_HOST_DEVICE Token<T> token_at(const PoolConfig& config, const TokenBat
   return token;
 }
 
-/// What can be said about an entry without looking at its numbers.
-template <class Policy, class T>
-Status check_entry(const StatePoolView<Policy>& pool, const TokenBatch<T>& batch, Index b) {
-  const Index from = batch.slots[b];
-  const Index to = batch.write_slot(b);
-  if (!pool.in_use(from) || !pool.config.is_slot(to)) return Status::invalid_slot;
-  const SlotRecord& record = pool.slot(from);
-  if (record.blocked != Status::ok) return record.blocked;
-  const Index count = batch.count(b);
-  const Index capacity = pool.config.state.buffer_capacity();
+/// Whether a slot that is in use takes `count` tokens.
+SINKSTATE_HOST_DEVICE inline Status check_count(Status blocked, Index count, Index buffered,
+                                                Index capacity) {
+  if (blocked != Status::ok) return blocked;
   if (count < 0 || count > capacity) return Status::invalid_argument;
-  return count > capacity - record.buffered ? Status::buffer_full : Status::ok;
+  return count > capacity - buffered ? Status::buffer_full : Status::ok;
+}
+
+/// What can be said about an entry without looking at its numbers.
+template <class Policy, class T, class Number>
+SINKSTATE_HOST_DEVICE Status check_entry(const StatePoolView<Policy>& pool,
+                                         const TokenBatch<T, Number>& batch, Index b) {
+  const Index from = batch.slots[b];
+  if (!pool.in_use(from) || !pool.config.is_slot(batch.write_slot(b))) return Status::invalid_slot;
+  const SlotRecord& record = pool.slot(from);
+  return check_count(record.blocked, batch.count(b), record.buffered,
+                     pool.config.state.buffer_capacity());
 }
 
 /// The slot that entry b works on, or none when it is padding or was refused.

@@ -35,8 +35,8 @@ struct Host {
   using Core = double;
 };
 
-/// States in the memory of a CUDA device; one warp is one team (cuda/warp_team.cuh), which works on
-/// single states inside a kernel. Verbs on pools are not there yet.
+/// States in the memory of a CUDA device: pools with the verbs of sinkstate_cuda.cuh, or single
+/// states inside a kernel, where one warp is one team (cuda/warp_team.cuh).
 struct Cuda {
   using Team = WarpTeam;
   using Core = double;

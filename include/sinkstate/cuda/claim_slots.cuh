@@ -24,20 +24,6 @@ __device__ inline void claim(SlotRecord& record, Index b) {
   atomicMin(reinterpret_cast<unsigned*>(&record.entry), static_cast<unsigned>(b));
 }
 
-/// What can be said about an entry without looking at its numbers: `check_entry`.
-template <class Policy, class Number>
-__device__ Status status_of_entry(const StatePoolView<Policy>& pool,
-                                  const TokenBatch<float, Number>& batch, Index b) {
-  const Index from = batch.slots[b];
-  if (!pool.in_use(from) || !pool.config.is_slot(batch.write_slot(b))) return Status::invalid_slot;
-  const SlotRecord& record = pool.slot(from);
-  if (record.blocked != Status::ok) return record.blocked;
-  const Index count = batch.count(b);
-  const Index capacity = pool.config.state.buffer_capacity();
-  if (count < 0 || count > capacity) return Status::invalid_argument;
-  return count > capacity - record.buffered ? Status::buffer_full : Status::ok;
-}
-
 /// Notes in each slot the entry that works on it, and refuses the others; one block.
 template <class Policy, class Number>
 __global__ void __launch_bounds__(claiming_threads)
@@ -50,12 +36,12 @@ __global__ void __launch_bounds__(claiming_threads)
   const auto each = [&](const auto& visit) {
     for (Index b = threadIdx.x; b < batch.entries; b += blockDim.x) {
       if (pool.config.is_padding(batch.slots[b])) continue;
-      if (status_of_entry(pool, batch, b) == Status::ok) visit(b, pool.slot(batch.write_slot(b)));
+      if (check_entry(pool, batch, b) == Status::ok) visit(b, pool.slot(batch.write_slot(b)));
     }
     __syncthreads();
   };
   for (Index b = threadIdx.x; b < batch.entries; b += blockDim.x) {
-    tell(b, pool.config.is_padding(batch.slots[b]) ? Status::ok : status_of_entry(pool, batch, b));
+    tell(b, pool.config.is_padding(batch.slots[b]) ? Status::ok : check_entry(pool, batch, b));
   }
   each([&](Index b, SlotRecord& record) { claim(record, b); });
   each([&](Index b, SlotRecord& record) {

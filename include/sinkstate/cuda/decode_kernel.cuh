@@ -600,14 +600,11 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   const auto count = batch.count(b);
   if (arguments.claimed) {
     if (entry != b) return;
-  } else if (in_use == 0) {
-    return leave(Status::invalid_slot);
-  } else if (blocked != Status::ok) {
-    return leave(blocked);
-  } else if (count < 0 || count > arguments.buffer_capacity) {
-    return leave(Status::invalid_argument);
-  } else if (count > arguments.buffer_capacity - buffered) {
-    return leave(Status::buffer_full);
+  } else {
+    const Status status = in_use == 0
+                              ? Status::invalid_slot
+                              : check_count(blocked, count, buffered, arguments.buffer_capacity);
+    if (status != Status::ok) return leave(status);
   }
 
   __shared__ float shared[Warps > 1 ? vectors * 4 * 32 * Values::count : 1];

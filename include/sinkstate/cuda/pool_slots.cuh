@@ -116,6 +116,15 @@ __global__ void empty_slots(const __grid_constant__ StatePoolView<Policy> pool,
   }
 }
 
+template <class Policy>
+cudaError_t empty_slots(const CudaTeams& teams, const StatePoolView<Policy>& pool,
+                        const std::int32_t* slots, Index entries, bool fresh, Status* statuses) {
+  if (entries == 0) return cudaSuccess;
+  empty_slots<<<blocks_of(entries), copying_threads, 0, teams.stream>>>(pool, slots, entries, fresh,
+                                                                        statuses);
+  return cudaGetLastError();
+}
+
 /// Which copies can be made, in order, and rows for them; one thread.
 template <class Policy>
 __global__ void claim_copies(const __grid_constant__ StatePoolView<Policy> from_pool,
@@ -250,10 +259,7 @@ template <class Policy>
 [[nodiscard]] cudaError_t admit(CudaTeams teams, StatePoolView<Policy> pool,
                                 const std::int32_t* slots, Index entries,
                                 Status* statuses = nullptr) {
-  if (entries == 0) return cudaSuccess;
-  detail::empty_slots<<<detail::blocks_of(entries), detail::copying_threads, 0, teams.stream>>>(
-      pool, slots, entries, true, statuses);
-  return cudaGetLastError();
+  return detail::empty_slots(teams, pool, slots, entries, true, statuses);
 }
 
 /// `reset` of host pools for several requests, no slot twice. @param statuses  as above: invalid_slot
@@ -263,9 +269,7 @@ template <class Policy>
                                 Status* statuses = nullptr) {
   if (entries == 0) return cudaSuccess;
   detail::free_rows<<<1, 32, 0, teams.stream>>>(pool, slots, entries, true, statuses);
-  detail::empty_slots<<<detail::blocks_of(entries), detail::copying_threads, 0, teams.stream>>>(
-      pool, slots, entries, false, statuses);
-  return cudaGetLastError();
+  return detail::empty_slots(teams, pool, slots, entries, false, statuses);
 }
 
 /// `release` of host pools for several requests. @param statuses  as above: invalid_slot

@@ -23,7 +23,8 @@ enum class SlotCheck {
   /// Slots that two entries would write are refused, which takes a kernel of one block before the
   /// step.
   before_step,
-  /// The caller knows that no two entries write the same slot, and that none forks.
+  /// The caller knows that no two entries write the same slot. Where some may fork (`write_slots`),
+  /// slots are looked at all the same.
   distinct,
 };
 
