@@ -15,11 +15,31 @@
 #include "../core/status.hpp"
 #include "../model/certificate.hpp"
 #include "../model/state_pool.hpp"
+#include "async_copy.cuh"
 #include "claim_slots.cuh"
 #include "lane_vectors.cuh"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
+
+/// Divides numbers below 2^31 without a division, which a device lacks: n / d is n m / 2^s rounded
+/// down, where m = 2^s / d rounded up and s = 31 + log2 d rounded up (Granlund and Montgomery 1994,
+/// theorem 4.2).
+struct Divisor {
+  int divisor = 1;
+  unsigned shift = 31;
+  std::uint32_t multiplier = std::uint32_t{1} << 31;
+
+  Divisor() = default;
+  explicit Divisor(int by) : divisor(by) {
+    while ((std::int64_t{1} << (shift - 31)) < by) ++shift;
+    const auto wide = static_cast<std::uint64_t>(by);
+    multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + wide - 1) / wide);
+  }
+  __device__ int divide(int n) const {
+    return static_cast<int>(static_cast<std::uint64_t>(n) * multiplier >> shift);
+  }
+};
 
 /// What the kernel of a step is told. Sizes fit 32 bits, in which a device divides and multiplies
 /// several times as fast.
@@ -34,9 +54,14 @@ struct StepArguments {
   bool claimed = false;      ///< `SlotRecord::entry` says who may work on a slot
   bool input_quads = false;  ///< four neighbours of each tensor are aligned to their size
   int d_k, d_v;
-  int value_heads, key_heads, heads_a_key;
-  int quota, dense_rows, matrix_rows_per_row;
+  int value_heads;
+  Divisor by_value_heads;
+  bool tiled;        ///< value heads have keys in turn
+  Divisor by_group;  ///< key heads, or the heads that share one
+  int quota, dense_rows, row_scales;
+  int matrix_rows_per_row, per_row_inverse;
   int buffer_capacity;
+  int turn_bytes = 0;  ///< `HeadReader::turn_bytes`
 
   StepArguments(const View& view, const TokenBatch<float, Number>& tokens)
       : pool(view), first(view.head(0, 0)), batch(tokens) {
@@ -45,30 +70,36 @@ struct StepArguments {
     d_k = narrow(config.state.d_k);
     d_v = narrow(config.state.d_v);
     value_heads = narrow(config.value_heads);
-    key_heads = narrow(config.key_heads);
-    heads_a_key = value_heads / key_heads;
+    const int key_heads = narrow(config.key_heads);
+    by_value_heads = Divisor(value_heads);
+    tiled = config.head_map == HeadMap::tiled;
+    by_group = Divisor(tiled ? key_heads : value_heads / key_heads);
     quota = narrow(View::quota(config));
     dense_rows = narrow(View::dense_rows(config.state));
+    row_scales = narrow(View::Factors::row_scales(d_k, d_v));
     matrix_rows_per_row = narrow(View::Factors::matrix_rows_per_row(d_k, d_v));
+    per_row_inverse = (65536 + matrix_rows_per_row - 1) / matrix_rows_per_row;
     buffer_capacity = narrow(config.state.buffer_capacity());
   }
 
-  __device__ bool tiled() const { return pool.config.head_map == HeadMap::tiled; }
-  __device__ int key_head(int head) const {
-    return tiled() ? head % key_heads : head / heads_a_key;
-  }
-  /// Whether a value head is the first of those that share its key.
-  __device__ bool writes_key(int head) const {
-    return tiled() ? head < key_heads : head % heads_a_key == 0;
+  /// The component row that holds channel i of a dense body, exact below 257.
+  __device__ int piece(int channel) const { return channel * per_row_inverse >> 16; }
+  /// The head whose key a value head shares, and which of those that share it the value head is.
+  __device__ int key_head(int head, int& sharer) const {
+    const int quotient = by_group.divide(head);
+    const int remainder = head - quotient * by_group.divisor;
+    sharer = tiled ? quotient : remainder;
+    return tiled ? remainder : quotient;
   }
 };
 
-/// How many numbers a kernel is compiled for, and whether it may load four at once.
+/// How many numbers a kernel is compiled for, and whether all rows of a pool are aligned to 16
+/// bytes.
 template <int KeyChunks, int ValueChunks, bool Aligned>
 struct HeadShape {
   using Keys = LaneVector<KeyChunks>;
   using Values = LaneVector<ValueChunks>;
-  static constexpr bool quads = Aligned;
+  static constexpr bool aligned = Aligned;
 };
 
 /// A pointer some bytes on.
@@ -77,34 +108,21 @@ __device__ T* moved(T* pointer, Index bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(pointer) + bytes);
 }
 
-/// Between loads and their use: without it the compiler computes with the first numbers before it
-/// asks for the next, and a warp waits for each.
-__device__ inline void after_loads() { __syncwarp(); }
-
-/// Brings bytes [from, to) into the cache that all multiprocessors share; a block. It costs no
-/// register, so more may be on its way than registers hold.
-__device__ inline void prefetch(const void* memory, int from, int to) {
-  constexpr int line = 128;
-  const auto* const data = static_cast<const char*>(memory);
-  const int threads = static_cast<int>(blockDim.x);
-#pragma unroll 1
-  for (int i = from + static_cast<int>(threadIdx.x) * line; i < to; i += threads * line) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(data + i));
-  }
-}
-
 /// Warps of a multiprocessor at once, for which registers are left over: measured
 /// (docs/performance.md).
 template <class Policy, class Shape>
-inline constexpr int resident_warps = Shape::Keys::count > 4                      ? 8
-                                      : Policy::Rule::decay == Decay::per_channel ? 16
-                                      : Policy::Rule::corrects                    ? 20
-                                                                                  : 24;
+inline constexpr int resident_warps = Shape::Keys::count > 4                                 ? 8
+                                      : Policy::Rule::decay == Decay::per_channel            ? 16
+                                      : sizeof(typename StatePoolView<Policy>::Code) == 4 ? 16
+                                                                                             : 20;
 
 /// A state of a pool as a block finds it, and the sums that the block makes of its rows.
 ///
 /// Rows of each kind are dealt to four groups in turn, every group adds up its own in order, and the
 /// four sums are added as a tree. A warp does one group or all four: the bits are the same.
+///
+/// A warp goes through its rows in turns, first those of buffered tokens, then those of the body,
+/// and what the next turns need is on its way to shared memory meanwhile.
 template <class Arguments, class Shape, int Warps>
 class HeadReader {
   using View = typename Arguments::View;
@@ -115,17 +133,50 @@ class HeadReader {
   using BufferedCode = typename View::BufferedCode;
   using Keys = typename Shape::Keys;
   using Values = typename Shape::Values;
-  static constexpr bool quads = Shape::quads;
+  static constexpr bool aligned = Shape::aligned;
   static constexpr bool scaled = StoredAs<Stored>::scaled;
   static constexpr bool per_channel = Policy::Rule::decay == Decay::per_channel;
+  static constexpr bool may_be_dense = !Policy::Compaction::low_rank || Policy::Compaction::adaptive;
 
  public:
   /// The query and, where the rule corrects, the key.
   static constexpr int vectors = Policy::Rule::corrects ? 2 : 1;
   static constexpr int groups = 4 / Warps;  ///< of this warp
 
-  __device__ HeadReader(const Arguments& arguments, Index slot, int head)
+ private:
+  // A turn of a warp; all warps have `Warps` times as many.
+  static constexpr int token_rows = Warps > 1 ? 2 : 4;
+  static constexpr int term_rows = sizeof(Code) < sizeof(BufferedCode) ? 8 : 4;
+  static constexpr int matrix_rows = 8;
+  // Turns at once, so that blocks of four warps have less than 48 KB.
+  static constexpr int depth = (Keys::count > 4 ? 2 : 3) - (Warps > 1 ? 1 : 0);
+  using Copies = WarpCopies<depth, aligned>;
+
+ public:
+  struct Barriers {
+    typename Copies::Barriers of_warp[Warps];
+  };
+
+  /// Bytes that a turn has in shared memory.
+  static int turn_bytes(int d_k, int d_v) {
+    const auto bytes = [](int rows, int numbers, std::size_t size) {
+      return (rows * numbers * static_cast<int>(size) + 15) / 16 * 16;
+    };
+    int most = bytes(token_rows, d_k + d_v, sizeof(BufferedCode));
+    const int terms = bytes(term_rows, d_k + d_v, sizeof(Code));
+    const int matrix = bytes(matrix_rows, d_v, sizeof(Code));
+    if (Policy::Compaction::low_rank && terms > most) most = terms;
+    if (may_be_dense && matrix > most) most = matrix;
+    return most;
+  }
+  /// And a block.
+  static int memory_bytes(int turn_bytes) { return Warps * depth * turn_bytes; }
+
+  __device__ HeadReader(const Arguments& arguments, Index slot, int head, unsigned char* memory,
+                        Barriers& barriers)
       : arguments_(arguments),
+        copies_(barriers.of_warp[warp()]),
+        memory_(memory + warp() * depth * arguments.turn_bytes),
         shift_(slot * static_cast<Index>(arguments.pool.slot_bytes) +
                head * static_cast<Index>(arguments.pool.head_bytes)),
         first_row_((slot * arguments.value_heads + head) * arguments.quota),
@@ -133,54 +184,76 @@ class HeadReader {
         dense_(record()->dense != 0),
         rank_(*at(first().rank)) {}
 
-  /// How far ahead of what is computed with rows are prefetched. More than the cache holds of all
-  /// states at work would be fetched twice.
-  static constexpr int ahead = 8192;
-  /// The first rows are asked for before anybody knows how many there are.
-  __device__ void prefetch_first_rows() const {
-    constexpr int early = ahead / 2;
-    const int quota_bytes = arguments_.quota * row_bytes();
-    prefetch(own_rows(), 0, quota_bytes < early ? quota_bytes : early);
-  }
-  __device__ void prefetch_more(int buffered, const BufferedCode* keys) const {
-    constexpr int size = sizeof(BufferedCode);
-    prefetch(keys, 0, buffered * arguments_.d_k * size);
-    prefetch(correction(0), 0, buffered * arguments_.d_v * size);
-    if constexpr (per_channel) prefetch(log_decay(0), 0, buffered * arguments_.d_k * 4);
-    prefetch_ahead(-ahead / 2, ahead / 2);
-  }
-
-  __device__ int terms() const { return dense_ ? arguments_.d_k : rank_; }
+  __device__ int terms() const { return dense_ ? d_k() : rank_; }
   __device__ BufferedCode* correction(int j) const {
-    return at(codes_of(first().buffer.corrections).data) + j * arguments_.d_v;
+    return at(codes_of(first().buffer.corrections).data) + j * d_v();
   }
   __device__ float* log_decay(int j) const {
     return at(first().buffer.log_decays.data) +
-           j * static_cast<int>(Policy::Rule::log_decays(arguments_.d_k));
+           j * static_cast<int>(Policy::Rule::log_decays(d_k()));
   }
   __device__ StateRecord* record() const { return at(first().record); }
   __device__ float* certificates() const { return at(first().buffer.certificates); }
   __device__ float* masses() const { return at(first().buffer.masses); }
 
-  /// This warp's sums over all rows, decayed by those tokens that are buffered and by `log_decay`.
+  /// Asks for the first rows.
   /// @param keys  of buffered tokens
-  __device__ void read(const Keys (&x)[vectors], int buffered, const Keys& log_decays,
-                       float log_decay, const BufferedCode* keys) {
+  __device__ void begin(int buffered, const BufferedCode* keys) {
+    buffered_ = buffered;
+    keys_ = keys;
+    const auto turns_of = [](int rows, int each) {
+      return static_cast<int>(static_cast<unsigned>(rows + each - 1) / static_cast<unsigned>(each));
+    };
+    first_body_turn_ = turns_of(buffered, Warps * token_rows);
+    end_ = first_body_turn_ + (dense_ ? turns_of(d_k(), Warps * matrix_rows)
+                                      : turns_of(rank_, Warps * term_rows));
+    if constexpr (Policy::Rule::decay == Decay::scalar) take_decays(0);
+    if constexpr (Policy::Compaction::low_rank) {
+      if (!dense_) {
+        factors_ = factor(Keys::lane());
+        next_factors_ = factor(32 + Keys::lane());
+      }
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < depth - 1; ++turn) fetch(turn);
+  }
+
+  /// This warp's sums over all rows, decayed by those tokens that are buffered and by `log_decay`.
+  /// @param x  spoilt
+  __device__ void read(Keys (&x)[vectors], const Keys& log_decays, float log_decay) {
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
 #pragma unroll
       for (int g = 0; g < groups; ++g) sums_[v][g] = Values::zeros();
     }
+    std::conditional_t<per_channel, Keys, float> sum;
     if constexpr (per_channel) {
-      Keys sum = log_decays;
-      read_tokens(x, buffered, sum, keys);
-      Keys decayed[vectors];
-      decay(x, sum, decayed);
-      read_body(decayed, 1.0f);
+      sum = log_decays;
     } else {
-      float sum = log_decay;
-      read_tokens(x, buffered, sum, keys);
-      read_body(x, exp_decay(sum));
+      sum = log_decay;
+    }
+    float weight = 1;  // of the body
+#pragma unroll 1
+    for (int turn = 0;; ++turn) {
+      if (turn == first_body_turn_) {
+        if constexpr (per_channel) {
+          decay(x, sum, x);
+        } else {
+          weight = exp_decay(sum);
+        }
+        read_sink(x, weight);
+      }
+      if (turn == end_) break;
+      fetch(turn + depth - 1);
+      if (turn < first_body_turn_) {
+        read_tokens(turn, x, sum);
+      } else if (!dense_) {
+        if constexpr (Policy::Compaction::low_rank) {
+          read_terms(turn - first_body_turn_, x, weight);
+        }
+      } else {
+        if constexpr (may_be_dense) read_matrix(turn - first_body_turn_, x, weight);
+      }
     }
   }
 
@@ -213,11 +286,14 @@ class HeadReader {
         }
         total[v].x[i] = (part[0] + part[1]) + (part[2] + part[3]);
       }
+      total[v] = total[v].within(d_v());
     }
   }
 
  private:
   __device__ const typename View::Head& first() const { return arguments_.first; }
+  __device__ int d_k() const { return arguments_.d_k; }
+  __device__ int d_v() const { return arguments_.d_v; }
   // The same piece of this head.
   template <class T>
   __device__ T* at(T* of_first) const {
@@ -225,32 +301,25 @@ class HeadReader {
   }
   __device__ static int warp() { return Warps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32; }
   __device__ static int group(int g) { return warp() + g * Warps; }
-
-  __device__ int row_bytes() const {
-    return (arguments_.d_k + arguments_.d_v) * static_cast<int>(sizeof(Code));
+  // Row r of this warp in a turn, among the rows of the turn.
+  __device__ static int row_of_turn(int r) { return 4 * (r / groups) + group(r % groups); }
+  // How many rows this warp has in a turn of which `left` and more are not done.
+  template <int Rows>
+  __device__ static int rows_of_warp(int left) {
+    const int mine = Warps == 1 ? left : (left - warp() + 3) / 4;
+    return mine < Rows ? mine : Rows;
   }
-  // Those of the quota.
-  __device__ const Code* own_rows() const {
-    return arguments_.pool.components + first_row_ * (arguments_.d_k + arguments_.d_v);
-  }
-  // Of the body, what is `ahead` of bytes [at, at + count).
-  __device__ void prefetch_ahead(int at, int count) const {
-    const int rows = dense_ ? arguments_.dense_rows : rank_;
-    const int end = (rows < arguments_.quota ? rows : arguments_.quota) * row_bytes();
-    const int to = at + ahead + count;
-    prefetch(own_rows(), at + ahead, to < end ? to : end);
+  // The row of the number that a lane has of a turn's `vectors` x `Rows` inner products.
+  template <int Rows>
+  __device__ static int row_of_lane() {
+    return row_of_turn(number_of_lane<vectors * Rows>() % Rows);
   }
   // Component row i of this state.
-  template <bool Listed>
-  __device__ Index row(int i) const {
-    return Listed ? Index{at(first().list)[i]} : first_row_ + i;
-  }
-  __device__ const float* scales(Index row) const {
-    const int count = static_cast<int>(View::Factors::row_scales(arguments_.d_k, arguments_.d_v));
-    return arguments_.pool.scales + row * count;
+  __device__ Index row(int i, bool listed) const {
+    return listed ? Index{at(first().list)[i]} : first_row_ + i;
   }
 
-  // y = exp(sums) o x
+  // y = exp(sums) o x; y may be x
   __device__ static void decay(const Keys (&x)[vectors], const Keys& sums, Keys (&y)[vectors]) {
 #pragma unroll
     for (int i = 0; i < Keys::count; ++i) {
@@ -260,241 +329,269 @@ class HeadReader {
     }
   }
 
-  // Adds rows r, of which row r belongs to group r % groups, with coefficients z[v][r].
-  template <int Rows>
-  __device__ void add(const float (&z)[vectors * Rows], const Values (&values)[Rows]) {
+  // Turns that this warp has rows in are asked for, and used, in the same order.
+  __device__ void fetch(int turn) {
+    if (turn < first_body_turn_) {
+      fetch_tokens(turn);
+    } else if (turn < end_) {
+      if (!dense_) {
+        if constexpr (Policy::Compaction::low_rank) fetch_terms(turn - first_body_turn_);
+      } else {
+        if constexpr (may_be_dense) fetch_matrix(turn - first_body_turn_);
+      }
+    }
+  }
+  __device__ unsigned char* next_target() { return memory_ + asked_ % depth * arguments_.turn_bytes; }
+  template <int Rows, class Number>
+  __device__ void ask(Number* to, const Number* from, int bytes, int all) {
+    copies_.template begin<Number, Rows>(asked_ % depth, to, from, bytes, all);
+    ++asked_;
+  }
+  __device__ const unsigned char* next_rows() {
+    copies_.wait(used_ % depth, used_ / depth, asked_ - used_ - 1);
+    const unsigned char* const rows = memory_ + used_ % depth * arguments_.turn_bytes;
+    ++used_;
+    return rows;
+  }
+
+  // z[v][r] = this lane's part of x[v] . key r. Beyond `count` rows the first is taken again.
+  template <class Number, int Rows>
+  __device__ void part_of_dots(const typename StoredAs<Number>::Code* rows, int count,
+                               const Keys (&x)[vectors], float (&z)[vectors * Rows]) const {
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
+      const int place = r < count ? r * (d_k() + d_v()) : 0;
+      const Keys key = Keys::template load_shared<Number>(rows + place, d_k(), aligned);
 #pragma unroll
-      for (int v = 0; v < vectors; ++v) sums_[v][r % groups].add(z[v * Rows + r], values[r]);
+      for (int v = 0; v < vectors; ++v) z[v * Rows + r] = key.part_of_dot(x[v]);
+    }
+  }
+  // Adds the values of those rows with coefficients z[v][r]; row r belongs to group r % groups.
+  template <class Number, int Rows>
+  __device__ void add_values(const typename StoredAs<Number>::Code* rows, int count,
+                             const float (&z)[vectors * Rows]) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      const int place = (r < count ? r * (d_k() + d_v()) : 0) + d_k();
+      const Values value = Values::template load_shared<Number>(rows + place, d_v(), aligned);
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) sums_[v][r % groups].add(z[v * Rows + r], value);
     }
   }
 
-  // In the loops below all loads of a turn come first, and none is behind a branch, so that they are
-  // under way together: what is beyond the last row reads the last row again, with weight zero.
-
-  // Buffered tokens, newest first, each with the decay of those after it; sum ends as the decay of
-  // what was before.
+  // Buffered tokens, newest first. A lane asks for a key or a correction.
+  __device__ void fetch_tokens(int turn) {
+    const int newest = buffered_ - 1 - turn * Warps * token_rows;
+    const int count = rows_of_warp<token_rows>(newest + 1);
+    if (count <= 0) return;
+    const int r = Keys::lane() % token_rows;
+    const int j = newest - row_of_turn(r);
+    const bool is_key = Keys::lane() < token_rows;
+    const BufferedCode* const from = is_key ? keys_ + j * d_k() : correction(j);
+    BufferedCode* const to = reinterpret_cast<BufferedCode*>(next_target()) +
+                             (r * (d_k() + d_v()) + (is_key ? 0 : d_k()));
+    constexpr int size = sizeof(BufferedCode);
+    ask<2 * token_rows>(to, from, r < count ? (is_key ? d_k() : d_v()) * size : 0,
+                        count * (d_k() + d_v()) * size);
+  }
+  // Of the 32 tokens from a turn on, one a lane.
+  __device__ void take_decays(int turn) {
+    const int j = buffered_ - 1 - turn * Warps * token_rows - Keys::lane();
+    decays_ = j >= 0 ? *log_decay(j) : 0.0f;
+  }
+  // Each has the decay of those after it; sum ends as the decay of what was before.
   template <class Sum>
-  __device__ void read_tokens(const Keys (&x)[vectors], int buffered, Sum& sum,
-                              const BufferedCode* keys_begin) {
-    constexpr int turns = Warps > 1 ? 2 : 1;
-    constexpr int rows = groups * turns;
-    constexpr int tokens = 4 * turns;
-#pragma unroll 1
-    for (int base = 0; base < buffered; base += tokens) {
-      const auto token = [&](int n) {
-        const int j = buffered - 1 - base - n;
-        return j < 0 ? 0 : j;
-      };
-      Keys keys[rows];
-      Values values[rows];
-      Sum decays[tokens];
+  __device__ void read_tokens(int turn, const Keys (&x)[vectors], Sum& sum) {
+    constexpr int tokens = Warps * token_rows;
+    const int left = buffered_ - turn * tokens;
+    const int count = rows_of_warp<token_rows>(left);
+    float z[vectors * token_rows];
+    float weight = 1;
+    const BufferedCode* rows = nullptr;
+    if constexpr (per_channel) {
+      Keys decays[tokens];
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int j = token(4 * (r / groups) + group(r % groups));
-        keys[r] =
-            Keys::template load<Buffered>(keys_begin + j * arguments_.d_k, arguments_.d_k, quads);
-        values[r] = Values::template load<Buffered>(correction(j), arguments_.d_v, quads);
+      for (int n = 0; n < tokens; ++n) {
+        decays[n] = n < left ? Keys::template load<float>(log_decay(left - 1 - n), d_k(), aligned)
+                             : Keys::zeros();
       }
-#pragma unroll
-      for (int n = 0; n < tokens; ++n) load_decay(token(n), decays[n]);
-      after_loads();
-      float z[vectors * rows];
-      float weights[rows];
+      if (count > 0) rows = reinterpret_cast<const BufferedCode*>(next_rows());
 #pragma unroll
       for (int n = 0; n < tokens; ++n) {
 #pragma unroll
-        for (int r = 0; r < rows; ++r) {
-          if (4 * (r / groups) + group(r % groups) != n) continue;
-          if constexpr (per_channel) {
-            Keys decayed[vectors];
-            decay(x, sum, decayed);
+        for (int r = 0; r < token_rows; ++r) {
+          if (row_of_turn(r) != n || count <= 0) continue;
+          Keys decayed[vectors];
+          decay(x, sum, decayed);
+          const Keys key = Keys::template load_shared<Buffered>(
+              rows + (r < count ? r * (d_k() + d_v()) : 0), d_k(), aligned);
 #pragma unroll
-            for (int v = 0; v < vectors; ++v) z[v * rows + r] = keys[r].part_of_dot(decayed[v]);
-          } else {
-            weights[r] = exp_decay(sum);
-#pragma unroll
-            for (int v = 0; v < vectors; ++v) z[v * rows + r] = keys[r].part_of_dot(x[v]);
-          }
+          for (int v = 0; v < vectors; ++v) z[v * token_rows + r] = key.part_of_dot(decayed[v]);
         }
-        if (base + n < buffered) include(decays[n], sum);
+#pragma unroll
+        for (int i = 0; i < Keys::count; ++i) sum.x[i] += decays[n].x[i];
       }
-      sum_over_warp(z);
+      if (count <= 0) return;
+    } else {
+      if constexpr (Policy::Rule::decay == Decay::scalar) {
+        if (turn > 0 && turn * tokens % 32 == 0) take_decays(turn);
+        const int wanted = row_of_lane<token_rows>();
+        float sum_of_lane = sum;
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const bool there = base + 4 * (r / groups) + group(r % groups) < buffered;
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-          if constexpr (!per_channel) z[v * rows + r] *= weights[r];
-          if (!there) z[v * rows + r] = 0;
+        for (int n = 0; n < tokens; ++n) {
+          const float log_decay = __shfl_sync(whole_warp, decays_, turn * tokens % 32 + n);
+          if (n < wanted) sum_of_lane += log_decay;
+          sum += log_decay;
         }
+        weight = exp_decay(sum_of_lane);
       }
-      add<rows>(z, values);
+      if (count <= 0) return;
+      rows = reinterpret_cast<const BufferedCode*>(next_rows());
+      part_of_dots<Buffered, token_rows>(rows, count, x, z);
     }
-  }
-  __device__ void load_decay(int j, float& decay) const {
-    decay = 0;
-    if constexpr (Policy::Rule::decay == Decay::scalar) decay = *log_decay(j);
-  }
-  __device__ void load_decay(int j, Keys& decays) const {
-    decays = Keys::template load<float>(log_decay(j), arguments_.d_k, quads);
-  }
-  __device__ static void include(float decay, float& sum) { sum += decay; }
-  __device__ static void include(const Keys& decays, Keys& sum) {
-#pragma unroll
-    for (int i = 0; i < Keys::count; ++i) sum.x[i] += decays.x[i];
+    const float mine = weight * sum_in_lanes(z);
+    give_to_lanes(row_of_lane<token_rows>() < left ? mine : 0.0f, z);
+    add_values<Buffered, token_rows>(rows, count, z);
   }
 
-  __device__ void read_body(const Keys (&x)[vectors], float weight) {
+  __device__ void read_sink(const Keys (&x)[vectors], float weight) {
     if constexpr (Policy::Sink::present) {
-      if (warp() == 0) {
-        const Keys key =
-            Keys::template load<Stored>(at(codes_of(first().sink).data), arguments_.d_k, quads);
-        const Values value[1] = {Values::template load<float>(
-            arguments_.pool.sink_directions.row(head_), arguments_.d_v, false)};
-        float z[vectors];
+      if (warp() != 0) return;
+      const Keys key = Keys::template load<Stored>(at(codes_of(first().sink).data), d_k(), aligned);
+      const Values value = Values::template load<float>(
+          arguments_.pool.sink_directions.row(head_), d_v(), false);
+      if constexpr (scaled) weight *= *at(first().sink.scales.data);
+      float z[vectors];
 #pragma unroll
-        for (int v = 0; v < vectors; ++v) z[v] = key.part_of_dot(x[v]);
-        sum_over_warp(z);
-        float factor = weight;
-        if constexpr (scaled) factor *= *at(first().sink.scales.data);
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) z[v] *= factor;
-        add<1>(z, value);
-      }
-    }
-    if constexpr (Policy::Compaction::low_rank) {
-      if (!dense_) {
-        if (rank_ <= arguments_.quota) {
-          read_terms<false>(x, weight);
-        } else {
-          read_terms<true>(x, weight);
-        }
-        return;
-      }
-    }
-    if constexpr (!Policy::Compaction::low_rank || Policy::Compaction::adaptive) {
-      if (arguments_.dense_rows <= arguments_.quota) {
-        read_matrix<false>(x, weight);
-      } else {
-        read_matrix<true>(x, weight);
-      }
-    }
-  }
-
-  template <bool Listed>
-  __device__ void read_terms(const Keys (&x)[vectors], float weight) {
-    constexpr int rows = 4;
-    constexpr int turns = rows / groups;
-    const StatePoolView<Policy>& pool = arguments_.pool;
-    const int d_k = arguments_.d_k;
-    const int d_v = arguments_.d_v;
-    const Code* const own = own_rows();
-    const float* const own_strengths = pool.strengths + first_row_;
-#pragma unroll 1
-    for (int base = 0; base < rank_; base += 4 * turns) {
-      Keys keys[rows];
-      Values values[rows];
-      float strengths[rows];
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-        const int i = base + 4 * (r / groups) + group(r % groups);
-        const int there = i < rank_ ? i : rank_ - 1;
-        const Index place = row<Listed>(there);
-        const Code* const codes =
-            Listed ? pool.components + place * (d_k + d_v) : own + there * (d_k + d_v);
-        keys[r] = Keys::template load<Stored>(codes, d_k, quads);
-        values[r] = Values::template load<Stored>(codes + d_k, d_v, quads);
-        strengths[r] = Listed ? pool.strengths[place] : own_strengths[there];
-        if constexpr (scaled) strengths[r] *= scales(place)[0] * scales(place)[1];
-        if (i >= rank_) strengths[r] = 0;
-      }
-      prefetch_ahead(base * row_bytes(), 4 * turns * row_bytes());
-      after_loads();
-      float z[vectors * rows];
-#pragma unroll
-      for (int r = 0; r < rows; ++r) {
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) z[v * rows + r] = keys[r].part_of_dot(x[v]);
-      }
+      for (int v = 0; v < vectors; ++v) z[v] = key.part_of_dot(x[v]);
       sum_over_warp(z);
 #pragma unroll
-      for (int r = 0; r < rows; ++r) {
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) z[v * rows + r] *= weight * strengths[r];
-      }
-      add<rows>(z, values);
+      for (int v = 0; v < vectors; ++v) sums_[v][0].add(weight * z[v], value);
     }
   }
 
-  // Row i of the matrix belongs to group i % 4: channels 4 l to 4 l + 3 are in lane l.
-  template <bool Listed>
-  __device__ void read_matrix(const Keys (&x)[vectors], float weight) {
-    constexpr int rows = Warps > 1 || vectors == 1 ? 8 : 4;
-    constexpr int turns = rows / groups;
-    const int d_k = arguments_.d_k;
-    const int d_v = arguments_.d_v;
-    const int per_row = arguments_.matrix_rows_per_row;
-    const float per_piece = 1.0f / static_cast<float>(per_row);
+  // A lane asks for a term.
+  __device__ void fetch_terms(int turn) {
+    const int base = turn * Warps * term_rows;
+    const int count = rows_of_warp<term_rows>(rank_ - base);
+    if (count <= 0) return;
+    const int lane = Keys::lane();
+    const int size = d_k() + d_v();
+    const bool there = lane < count;
+    const Index place = row(there ? base + row_of_turn(lane) : 0, rank_ > arguments_.quota);
+    constexpr int bytes = sizeof(Code);
+    ask<term_rows>(reinterpret_cast<Code*>(next_target()) + lane * size,
+                   arguments_.pool.components + place * size, there ? size * bytes : 0,
+                   count * size * bytes);
+  }
+  // Strength of term i, with its scales.
+  __device__ float factor(int i) const {
+    if (i >= rank_) return 0;
+    const Index place = row(i, rank_ > arguments_.quota);
+    float factor = arguments_.pool.strengths[place];
+    if constexpr (scaled) {
+      const float* const scales = arguments_.pool.scales + place * arguments_.row_scales;
+      factor *= scales[0] * scales[1];
+    }
+    return factor;
+  }
+  __device__ void read_terms(int turn, const Keys (&x)[vectors], float weight) {
+    const int base = turn * Warps * term_rows;
+    if (base > 0 && base % 32 == 0) {
+      factors_ = next_factors_;
+      next_factors_ = factor(base + 32 + Keys::lane());
+    }
+    weight *= __shfl_sync(whole_warp, factors_, base % 32 + row_of_lane<term_rows>());
+    const int count = rows_of_warp<term_rows>(rank_ - base);
+    if (count <= 0) return;
+    const auto* const rows = reinterpret_cast<const Code*>(next_rows());
+    float z[vectors * term_rows];
+    part_of_dots<Stored, term_rows>(rows, count, x, z);
+    give_to_lanes(weight * sum_in_lanes(z), z);
+    add_values<Stored, term_rows>(rows, count, z);
+  }
+
+  // Row i of the matrix belongs to group i % 4. A lane asks for a row.
+  __device__ void fetch_matrix(int turn) {
+    const int base = turn * Warps * matrix_rows;
+    const int count = rows_of_warp<matrix_rows>(d_k() - base);
+    if (count <= 0) return;
+    const int lane = Keys::lane();
+    const bool there = lane < count;
+    const int channel = there ? base + row_of_turn(lane) : 0;
+    const int piece = arguments_.piece(channel);
+    const int part = channel - piece * arguments_.matrix_rows_per_row;
+    const Index place = row(piece, arguments_.dense_rows > arguments_.quota);
+    constexpr int bytes = sizeof(Code);
+    ask<matrix_rows>(reinterpret_cast<Code*>(next_target()) + lane * d_v(),
+                     arguments_.pool.components + (place * (d_k() + d_v()) + part * d_v()),
+                     there ? d_v() * bytes : 0, count * d_v() * bytes);
+  }
+  // Channels 4 l to 4 l + 3 are in lane l.
+  __device__ void read_matrix(int turn, const Keys (&x)[vectors], float weight) {
+    const int base = turn * Warps * matrix_rows;
+    if (base % 128 == 0) take_channels(base / 128, x, weight);
+    const int count = rows_of_warp<matrix_rows>(d_k() - base);
+    if (count <= 0) return;
+    const auto* const rows = reinterpret_cast<const Code*>(next_rows());
 #pragma unroll
-    for (int chunk = 0; chunk < Keys::count / 4; ++chunk) {
-      float mine[vectors * groups];
+    for (int r = 0; r < matrix_rows; ++r) {
+      const Values value = Values::template load_shared<Stored>(rows + (r < count ? r * d_v() : 0),
+                                                                d_v(), aligned);
+      const int lane = base % 128 / 4 + r / groups;
 #pragma unroll
-      for (int g = 0; g < groups; ++g) {
-        const int e = group(g);
+      for (int v = 0; v < vectors; ++v) {
+        const float z = __shfl_sync(whole_warp, channels_[v * groups + r % groups], lane);
+        sums_[v][r % groups].add(z, value);
+      }
+    }
+  }
+  // Of this lane's channels among 128, those of this warp's groups; zeros beyond the last.
+  __device__ void take_channels(int chunk, const Keys (&x)[vectors], float weight) {
 #pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-          const float* const four = x[v].x + 4 * chunk;
-          const float lower = (e & 1) != 0 ? four[1] : four[0];
-          const float upper = (e & 1) != 0 ? four[3] : four[2];
-          mine[v * groups + g] = weight * ((e & 2) != 0 ? upper : lower);
+    for (int g = 0; g < groups; ++g) {
+      const int e = group(g);
+      float factor = weight;
+      if constexpr (scaled) {
+        const int channel = 128 * chunk + 4 * Keys::lane() + e;
+        if (channel < d_k()) {
+          const int piece = arguments_.piece(channel);
+          const int part = channel - piece * arguments_.matrix_rows_per_row;
+          const Index place = row(piece, arguments_.dense_rows > arguments_.quota);
+          factor *= arguments_.pool.scales[place * arguments_.row_scales + part];
         }
       }
-#pragma unroll 1
-      for (int base = 0; 128 * chunk + 4 * base < d_k && base < 32; base += turns) {
-        Values values[rows];
-        float coefficients[rows];
 #pragma unroll
-        for (int r = 0; r < rows; ++r) {
-          const int lane = base + r / groups;
-          const int i = 128 * chunk + 4 * lane + group(r % groups);
-          const bool there = i < d_k && lane < 32;
-          const int channel = there ? i : d_k - 1;
-          // Exact, since both are small.
-          const int piece = static_cast<int>((static_cast<float>(channel) + 0.5f) * per_piece);
-          const int part = channel - piece * per_row;
-          const Index place = row<Listed>(piece);
-          values[r] = Values::template load<Stored>(
-              arguments_.pool.components + place * (d_k + d_v) + part * d_v, d_v, quads);
-          coefficients[r] = there ? 1.0f : 0.0f;
-          if constexpr (scaled) coefficients[r] *= scales(place)[part];
+      for (int v = 0; v < vectors; ++v) {
+        float channel = 0;
+#pragma unroll
+        for (int i = 0; i < Keys::count; ++i) {
+          if (i == 4 * chunk + e) channel = x[v].x[i];
         }
-        const int row_size = d_v * static_cast<int>(sizeof(Code));
-        prefetch_ahead((128 * chunk + 4 * base) * row_size, 4 * turns * row_size);
-        after_loads();
-        float z[vectors * rows];
-#pragma unroll
-        for (int r = 0; r < rows; ++r) {
-#pragma unroll
-          for (int v = 0; v < vectors; ++v) {
-            const int lane = (base + r / groups) % 32;
-            z[v * rows + r] =
-                coefficients[r] * __shfl_sync(whole_warp, mine[v * groups + r % groups], lane);
-          }
-        }
-        add<rows>(z, values);
+        channels_[v * groups + g] = factor * channel;
       }
     }
   }
 
   const Arguments& arguments_;
+  Copies copies_;
+  unsigned char* memory_;  ///< of this warp
   Index shift_;
   Index first_row_;
   int head_;
   bool dense_;
   int rank_;
+  int buffered_ = 0;
+  const BufferedCode* keys_ = nullptr;
+  int first_body_turn_ = 0;    ///< turns before it are of tokens
+  int end_ = 0;                ///< of all turns
+  unsigned asked_ = 0;         ///< turns of this warp, since it began
+  unsigned used_ = 0;          ///< of them
+  float decays_ = 0;           ///< of a token each lane
+  float factors_ = 0;          ///< of a term each lane
+  float next_factors_ = 0;     ///< of the 32 after them
   Values sums_[vectors][groups];
+  float channels_[vectors * groups];
 };
 
 /// The largest log decay of a token, or NaN if there is one; numbers beyond the vector do not count.
@@ -570,10 +667,10 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   using Values = typename Shape::Values;
   using Reader = HeadReader<StepArguments<Policy, Number>, Shape, Warps>;
   constexpr int vectors = Reader::vectors;
-  constexpr bool quads = Shape::quads;
+  constexpr bool aligned = Shape::aligned;
   const StatePoolView<Policy>& pool = arguments.pool;
   const TokenBatch<float, Number>& batch = arguments.batch;
-  const auto b = static_cast<int>(blockIdx.x / static_cast<unsigned>(arguments.value_heads));
+  const int b = arguments.by_value_heads.divide(static_cast<int>(blockIdx.x));
   const auto head = static_cast<int>(blockIdx.x) - b * arguments.value_heads;
   Status* const entry_status = arguments.statuses == nullptr ? nullptr : arguments.statuses + b;
   // Of an entry that is left out, one thread speaks.
@@ -594,8 +691,9 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   const std::int32_t buffered = record.buffered;
   const Status blocked = record.blocked;
   const std::int32_t entry = record.entry;
-  Reader reader(arguments, slot, head);
-  reader.prefetch_first_rows();
+  extern __shared__ uint4 memory[];
+  __shared__ typename Reader::Barriers barriers;
+  Reader reader(arguments, slot, head, reinterpret_cast<unsigned char*>(memory), barriers);
   const auto begin = batch.start(b);
   const auto count = batch.count(b);
   if (arguments.claimed) {
@@ -615,16 +713,17 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   const bool leads = threadIdx.x == 0;
   const bool quads_in = arguments.input_quads;
   const bool reads = batch.outputs.data != nullptr;
-  const int key_head = arguments.key_head(head);
+  int sharer = 0;
+  const int key_head = arguments.key_head(head, sharer);
   const auto keys = codes_of(pool.keys(slot, key_head));
   const int tokens = static_cast<int>(count);
-  reader.prefetch_more(buffered, keys.row(0));
 
   Status status = Status::ok;
   float certificate = reader.certificates()[buffered];
   float mass = reader.masses()[buffered];
   for (int t = 0; t < tokens; ++t) {
     const int now = buffered + t;
+    if (Rule::corrects || reads) reader.begin(now, keys.row(0));
     const Keys key = Keys::template load<Number>(batch.keys.at(begin + t, key_head), d_k, quads_in);
     const Keys query =
         reads ? Keys::template load<Number>(batch.queries.at(begin + t, key_head), d_k, quads_in)
@@ -650,7 +749,7 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
     if constexpr (Rule::corrects) x[1] = key;
     Values total[vectors];
     if (Rule::corrects || reads) {
-      reader.read(x, now, log_decays, log_decay, keys.row(0));
+      reader.read(x, log_decays, log_decay);
       reader.combine(shared, total);
     }
     if (warp == 0) {
@@ -713,12 +812,12 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
         written.term = round_up(bound_product(stored_norm, correction_norm));
         include_token<Rule::corrects>(d_k, reader.terms() + now + 1, now, written, certificate,
                                       mass);
-        stored.template store<Buffered>(reader.correction(now), d_v, quads);
+        stored.template store<Buffered>(reader.correction(now), d_v, aligned);
         // Tokens of this call after this one read it too, each head what it has written itself.
-        if (arguments.writes_key(head) || t + 1 < tokens)
-          stored_key.template store<Buffered>(keys.row(now), d_k, quads);
+        if (sharer == 0 || t + 1 < tokens)
+          stored_key.template store<Buffered>(keys.row(now), d_k, aligned);
         if constexpr (Rule::decay == Decay::per_channel) {
-          log_decays.template store<float>(reader.log_decay(now), d_k, quads);
+          log_decays.template store<float>(reader.log_decay(now), d_k, aligned);
         }
         if (reads) {
           output.template store<Number>(batch.outputs.at(begin + t, head), d_v, quads_in);

@@ -2,6 +2,7 @@
 /// Vectors that the lanes of a warp hold in registers.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
@@ -42,10 +43,15 @@ __device__ float number_of(typename StoredAs<Number>::Code code) {
   }
 }
 
-/// The nearest code.
+/// The nearest code: what `round_to_nearest` gives, by the device's own instructions where they
+/// agree for all numbers that are finite.
 template <class Number>
 __device__ typename StoredAs<Number>::Code code_of(float number) {
-  if constexpr (StoredAs<Number>::narrow) {
+  if constexpr (std::is_same_v<Number, Float16>) {
+    return __half_as_ushort(__float2half_rn(number));
+  } else if constexpr (std::is_same_v<Number, BFloat16>) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(number));
+  } else if constexpr (StoredAs<Number>::narrow) {
     return round_to_nearest<Number>(number);
   } else {
     return number;
@@ -89,6 +95,33 @@ struct LaneVector {
 #pragma unroll
       for (int i = 0; i < 4; ++i) v.x[4 * chunk + i] = number_of<Number>(codes[i]);
     }
+    return v;
+  }
+
+  /// The same of a row in shared memory. What is loaded beyond n are other numbers of the row
+  /// (`quads`), or zeros.
+  template <class Number>
+  __device__ static LaneVector load_shared(const typename StoredAs<Number>::Code* row, int n,
+                                           bool quads) {
+    using Code = typename StoredAs<Number>::Code;
+    if (!quads) return load<Number>(row, n, false);
+    LaneVector v;
+#pragma unroll
+    for (int chunk = 0; chunk < Chunks; ++chunk) {
+      const int first = first_channel(chunk) < n ? first_channel(chunk) : n - 4;
+      const Quad<Code> quad = *reinterpret_cast<const Quad<Code>*>(row + first);
+      Code codes[4];
+      std::memcpy(codes, &quad, sizeof codes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v.x[4 * chunk + i] = number_of<Number>(codes[i]);
+    }
+    return v;
+  }
+  /// Zeros beyond n.
+  __device__ LaneVector within(int n) const {
+    LaneVector v;
+#pragma unroll
+    for (int i = 0; i < count; ++i) v.x[i] = first_channel(i / 4) + i % 4 < n ? x[i] : 0.0f;
     return v;
   }
 
@@ -149,11 +182,16 @@ struct LaneVector {
                                   std::conditional_t<sizeof(Code) == 2, uint2, std::uint32_t>>;
 };
 
-/// Sums over a warp, of several numbers at once; all lanes get them. The order of the additions is
-/// that of a tree whose first level adds lanes 16 apart, whatever `Count` is: after each level half
-/// of the lanes go on with half of the numbers.
+/// Which of `Count` numbers a lane has after `sum_in_lanes`.
 template <int Count>
-__device__ void sum_over_warp(float (&x)[Count]) {
+__device__ int number_of_lane() {
+  return static_cast<int>(threadIdx.x % 32) / (32 / Count);
+}
+/// Sums over a warp, of several numbers at once, each for 32 / `Count` lanes. The order of the
+/// additions is that of a tree whose first level adds lanes 16 apart, whatever `Count` is: after each
+/// level half of the lanes go on with half of the numbers.
+template <int Count>
+__device__ float sum_in_lanes(float (&x)[Count]) {
   static_assert(Count == 1 || Count == 2 || Count == 4 || Count == 8 || Count == 16);
   const int lane = static_cast<int>(threadIdx.x % 32);
   int distance = 16;
@@ -170,12 +208,19 @@ __device__ void sum_over_warp(float (&x)[Count]) {
   }
 #pragma unroll
   for (; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(whole_warp, x[0], distance);
-  // Number i is now in the lanes whose upper bits are i, the first halving being the highest bit.
-  const float mine = x[0];
+  return x[0];
+}
+/// The numbers of `sum_in_lanes`, all to all lanes.
+template <int Count>
+__device__ void give_to_lanes(float mine, float (&x)[Count]) {
 #pragma unroll
-  for (int i = 0; i < Count && Count > 1; ++i) {
-    x[i] = __shfl_sync(whole_warp, mine, i * (32 / Count));
+  for (int i = 0; i < Count; ++i) {
+    x[i] = Count == 1 ? mine : __shfl_sync(whole_warp, mine, i * (32 / Count));
   }
+}
+template <int Count>
+__device__ void sum_over_warp(float (&x)[Count]) {
+  give_to_lanes(sum_in_lanes(x), x);
 }
 
 template <int Chunks>
