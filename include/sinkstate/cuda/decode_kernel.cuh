@@ -56,12 +56,11 @@ struct StepArguments {
   int d_k, d_v;
   int value_heads;
   Divisor by_value_heads;
-  bool tiled;        ///< value heads have keys in turn
+  bool tiled;        ///< value heads take keys in turn
   Divisor by_group;  ///< key heads, or the heads that share one
   int quota, dense_rows, row_scales;
   int matrix_rows_per_row, per_row_inverse;
   int buffer_capacity;
-  int turn_bytes = 0;  ///< `HeadReader::turn_bytes`
 
   StepArguments(const View& view, const TokenBatch<float, Number>& tokens)
       : pool(view), first(view.head(0, 0)), batch(tokens) {
@@ -82,7 +81,7 @@ struct StepArguments {
     buffer_capacity = narrow(config.state.buffer_capacity());
   }
 
-  /// The component row that holds channel i of a dense body, exact below 257.
+  /// The component row that holds channel i of a dense body, exact for channels below 256.
   __device__ int piece(int channel) const { return channel * per_row_inverse >> 16; }
   /// The head whose key a value head shares, and which of those that share it the value head is.
   __device__ int key_head(int head, int& sharer) const {
@@ -93,13 +92,12 @@ struct StepArguments {
   }
 };
 
-/// How many numbers a kernel is compiled for, and whether all rows of a pool are aligned to 16
-/// bytes.
+/// How many numbers a kernel is compiled for, and whether it may load four at once.
 template <int KeyChunks, int ValueChunks, bool Aligned>
 struct HeadShape {
   using Keys = LaneVector<KeyChunks>;
   using Values = LaneVector<ValueChunks>;
-  static constexpr bool aligned = Aligned;
+  static constexpr bool quads = Aligned;
 };
 
 /// A pointer some bytes on.
@@ -111,18 +109,19 @@ __device__ T* moved(T* pointer, Index bytes) {
 /// Warps of a multiprocessor at once, for which registers are left over: measured
 /// (docs/performance.md).
 template <class Policy, class Shape>
-inline constexpr int resident_warps = Shape::Keys::count > 4                                 ? 8
-                                      : Policy::Rule::decay == Decay::per_channel            ? 16
-                                      : sizeof(typename StatePoolView<Policy>::Code) == 4 ? 16
-                                                                                             : 20;
+inline constexpr int resident_warps =
+    Shape::Keys::count > 4                                                        ? 8
+    : !Policy::Rule::corrects && sizeof(typename StatePoolView<Policy>::Code) < 4 ? 20
+                                                                                  : 16;
 
 /// A state of a pool as a block finds it, and the sums that the block makes of its rows.
 ///
 /// Rows of each kind are dealt to four groups in turn, every group adds up its own in order, and the
 /// four sums are added as a tree. A warp does one group or all four: the bits are the same.
 ///
-/// A warp goes through its rows in turns, first those of buffered tokens, then those of the body,
-/// and what the next turns need is on its way to shared memory meanwhile.
+/// A warp goes through its rows in turns, first those of tokens, then those of the body. What the
+/// next turns want is on its way to shared memory meanwhile, where every lane finds what it has
+/// itself asked for, so that it waits for no other.
 template <class Arguments, class Shape, int Warps>
 class HeadReader {
   using View = typename Arguments::View;
@@ -133,10 +132,11 @@ class HeadReader {
   using BufferedCode = typename View::BufferedCode;
   using Keys = typename Shape::Keys;
   using Values = typename Shape::Values;
-  static constexpr bool aligned = Shape::aligned;
+  static constexpr bool quads = Shape::quads;
   static constexpr bool scaled = StoredAs<Stored>::scaled;
   static constexpr bool per_channel = Policy::Rule::decay == Decay::per_channel;
-  static constexpr bool may_be_dense = !Policy::Compaction::low_rank || Policy::Compaction::adaptive;
+  static constexpr int key_width = 32 * Keys::count;
+  static constexpr int value_width = 32 * Values::count;
 
  public:
   /// The query and, where the rule corrects, the key.
@@ -144,39 +144,45 @@ class HeadReader {
   static constexpr int groups = 4 / Warps;  ///< of this warp
 
  private:
-  // A turn of a warp; all warps have `Warps` times as many.
+  // Of a turn: rows of a warp, and of each of its groups.
   static constexpr int token_rows = Warps > 1 ? 2 : 4;
-  static constexpr int term_rows = sizeof(Code) < sizeof(BufferedCode) ? 8 : 4;
-  static constexpr int matrix_rows = 8;
-  // Turns at once, so that blocks of four warps have less than 48 KB.
-  static constexpr int depth = (Keys::count > 4 ? 2 : 3) - (Warps > 1 ? 1 : 0);
-  using Copies = WarpCopies<depth, aligned>;
+  static constexpr int token_turns = token_rows / groups;
+  static constexpr int tokens = 4 * token_turns;  // of all warps
+  static constexpr int term_rows = 4;
+  static constexpr int term_turns = term_rows / groups;
+  static constexpr int matrix_rows = 4 * (Keys::count + Values::count) / Values::count;
+  static constexpr int matrix_turns = matrix_rows / groups;
+
+  // What a turn has in shared memory. Of the strengths, their scales and the decays each lane has
+  // its own.
+  struct Turn {
+    union Rows {
+      struct {
+        alignas(16) BufferedCode keys[token_rows][key_width];
+        alignas(16) BufferedCode values[token_rows][value_width];
+      } tokens;
+      struct {
+        alignas(16) Code keys[term_rows][key_width];
+        alignas(16) Code values[term_rows][value_width];
+      } terms;
+      alignas(16) Code matrix[matrix_rows][value_width];
+    } rows;
+    float factors[scaled ? 3 : 1][32];
+  };
+  // Turns at once: measured (docs/performance.md), and less than 48 KB a block.
+  static constexpr int depth = [] {
+    if (Keys::count > 4) return 1;
+    if (sizeof(Turn) < 3000) return 4;
+    return Warps > 1 || sizeof(Code) < 4 ? 2 : 3;
+  }();
 
  public:
-  struct Barriers {
-    typename Copies::Barriers of_warp[Warps];
-  };
+  /// What a block has in shared memory.
+  using Shared = Turn[Warps][depth];
 
-  /// Bytes that a turn has in shared memory.
-  static int turn_bytes(int d_k, int d_v) {
-    const auto bytes = [](int rows, int numbers, std::size_t size) {
-      return (rows * numbers * static_cast<int>(size) + 15) / 16 * 16;
-    };
-    int most = bytes(token_rows, d_k + d_v, sizeof(BufferedCode));
-    const int terms = bytes(term_rows, d_k + d_v, sizeof(Code));
-    const int matrix = bytes(matrix_rows, d_v, sizeof(Code));
-    if (Policy::Compaction::low_rank && terms > most) most = terms;
-    if (may_be_dense && matrix > most) most = matrix;
-    return most;
-  }
-  /// And a block.
-  static int memory_bytes(int turn_bytes) { return Warps * depth * turn_bytes; }
-
-  __device__ HeadReader(const Arguments& arguments, Index slot, int head, unsigned char* memory,
-                        Barriers& barriers)
+  __device__ HeadReader(const Arguments& arguments, Index slot, int head, Shared& shared)
       : arguments_(arguments),
-        copies_(barriers.of_warp[warp()]),
-        memory_(memory + warp() * depth * arguments.turn_bytes),
+        turns_(shared[warp()]),
         shift_(slot * static_cast<Index>(arguments.pool.slot_bytes) +
                head * static_cast<Index>(arguments.pool.head_bytes)),
         first_row_((slot * arguments.value_heads + head) * arguments.quota),
@@ -184,13 +190,13 @@ class HeadReader {
         dense_(record()->dense != 0),
         rank_(*at(first().rank)) {}
 
-  __device__ int terms() const { return dense_ ? d_k() : rank_; }
+  __device__ int terms() const { return dense_ ? arguments_.d_k : rank_; }
   __device__ BufferedCode* correction(int j) const {
-    return at(codes_of(first().buffer.corrections).data) + j * d_v();
+    return at(codes_of(first().buffer.corrections).data) + j * arguments_.d_v;
   }
   __device__ float* log_decay(int j) const {
     return at(first().buffer.log_decays.data) +
-           j * static_cast<int>(Policy::Rule::log_decays(d_k()));
+           j * static_cast<int>(Policy::Rule::log_decays(arguments_.d_k));
   }
   __device__ StateRecord* record() const { return at(first().record); }
   __device__ float* certificates() const { return at(first().buffer.certificates); }
@@ -201,25 +207,15 @@ class HeadReader {
   __device__ void begin(int buffered, const BufferedCode* keys) {
     buffered_ = buffered;
     keys_ = keys;
-    const auto turns_of = [](int rows, int each) {
-      return static_cast<int>(static_cast<unsigned>(rows + each - 1) / static_cast<unsigned>(each));
-    };
-    first_body_turn_ = turns_of(buffered, Warps * token_rows);
-    end_ = first_body_turn_ + (dense_ ? turns_of(d_k(), Warps * matrix_rows)
-                                      : turns_of(rank_, Warps * term_rows));
-    if constexpr (Policy::Rule::decay == Decay::scalar) take_decays(0);
-    if constexpr (Policy::Compaction::low_rank) {
-      if (!dense_) {
-        factors_ = factor(Keys::lane());
-        next_factors_ = factor(32 + Keys::lane());
-      }
-    }
+    const auto turns_of = [](int rows, int each) { return (rows + each - 1) / each; };
+    first_body_turn_ = turns_of(buffered, tokens);
+    end_ = first_body_turn_ +
+           (dense_ ? turns_of(arguments_.d_k, 4 * matrix_turns) : turns_of(rank_, 4 * term_turns));
 #pragma unroll 1
     for (int turn = 0; turn < depth - 1; ++turn) fetch(turn);
   }
 
   /// This warp's sums over all rows, decayed by those tokens that are buffered and by `log_decay`.
-  /// @param x  spoilt
   __device__ void read(Keys (&x)[vectors], const Keys& log_decays, float log_decay) {
 #pragma unroll
     for (int v = 0; v < vectors; ++v) {
@@ -245,21 +241,19 @@ class HeadReader {
       }
       if (turn == end_) break;
       fetch(turn + depth - 1);
+      const Turn& there = turns_[turn % depth];
       if (turn < first_body_turn_) {
-        read_tokens(turn, x, sum);
+        read_tokens(there, turn, x, sum);
       } else if (!dense_) {
-        if constexpr (Policy::Compaction::low_rank) {
-          read_terms(turn - first_body_turn_, x, weight);
-        }
+        if constexpr (Policy::Compaction::low_rank) read_terms(there, x, weight);
       } else {
-        if constexpr (may_be_dense) read_matrix(turn - first_body_turn_, x, weight);
+        if constexpr (may_be_dense) read_matrix(there, turn - first_body_turn_, x, weight);
       }
     }
   }
 
   /// The sums of all warps, in the first; `shared` is of `vectors` x 4 rows of 32 `Values`.
   __device__ void combine(float* shared, Values (&total)[vectors]) const {
-    constexpr int width = 32 * Values::count;
     if constexpr (Warps > 1) {
       const int lane = Values::lane();
 #pragma unroll
@@ -268,7 +262,7 @@ class HeadReader {
         for (int g = 0; g < groups; ++g) {
 #pragma unroll
           for (int i = 0; i < Values::count; ++i) {
-            shared[(4 * v + group(g)) * width + 32 * i + lane] = sums_[v][g].x[i];
+            shared[(4 * v + group(g)) * value_width + 32 * i + lane] = sums_[v][g].x[i];
           }
         }
       }
@@ -281,19 +275,19 @@ class HeadReader {
         float part[4];
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
-          part[g] = Warps > 1 ? shared[(4 * v + g) * width + 32 * i + Values::lane()]
+          part[g] = Warps > 1 ? shared[(4 * v + g) * value_width + 32 * i + Values::lane()]
                               : sums_[v][g % groups].x[i];
         }
         total[v].x[i] = (part[0] + part[1]) + (part[2] + part[3]);
       }
-      total[v] = total[v].within(d_v());
     }
   }
 
  private:
+  static constexpr bool may_be_dense =
+      !Policy::Compaction::low_rank || Policy::Compaction::adaptive;
+
   __device__ const typename View::Head& first() const { return arguments_.first; }
-  __device__ int d_k() const { return arguments_.d_k; }
-  __device__ int d_v() const { return arguments_.d_v; }
   // The same piece of this head.
   template <class T>
   __device__ T* at(T* of_first) const {
@@ -303,20 +297,35 @@ class HeadReader {
   __device__ static int group(int g) { return warp() + g * Warps; }
   // Row r of this warp in a turn, among the rows of the turn.
   __device__ static int row_of_turn(int r) { return 4 * (r / groups) + group(r % groups); }
-  // How many rows this warp has in a turn of which `left` and more are not done.
-  template <int Rows>
-  __device__ static int rows_of_warp(int left) {
-    const int mine = Warps == 1 ? left : (left - warp() + 3) / 4;
-    return mine < Rows ? mine : Rows;
-  }
   // The row of the number that a lane has of a turn's `vectors` x `Rows` inner products.
   template <int Rows>
   __device__ static int row_of_lane() {
     return row_of_turn(number_of_lane<vectors * Rows>() % Rows);
   }
+
+  // Asks for this lane's numbers of `Rows` rows, the first of which begin for this lane at `key` and
+  // `value`, the others steps further; rows from `count` on, as the turn counts them, are zeros.
+  template <class Number, int Rows, class Code>
+  __device__ static void fetch_rows(Code (&keys)[Rows][key_width],
+                                    Code (&values)[Rows][value_width], const Code* key,
+                                    const Code* value, int key_step, int value_step, int d_k,
+                                    int d_v, int count) {
+    const int lane = Keys::first_channel(0);
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+      const bool there = row_of_turn(r) < count;
+      Keys::template fetch<Number>(keys[r] + lane, key, d_k, there, quads);
+      Values::template fetch<Number>(values[r] + lane, value, d_v, there, quads);
+      // A warp's rows are neighbours, or as far apart as those of a group.
+      key += (groups > 1 ? 1 : 4) * key_step;
+      value += (groups > 1 ? 1 : 4) * value_step;
+    }
+  }
+
   // Component row i of this state.
-  __device__ Index row(int i, bool listed) const {
-    return listed ? Index{at(first().list)[i]} : first_row_ + i;
+  template <bool Listed>
+  __device__ Index row(int i) const {
+    return Listed ? Index{at(first().list)[i]} : first_row_ + i;
   }
 
   // y = exp(sums) o x; y may be x
@@ -329,224 +338,235 @@ class HeadReader {
     }
   }
 
-  // Turns that this warp has rows in are asked for, and used, in the same order.
+  // Adds rows r, of which row r belongs to group r % groups, with coefficients z[v][r].
+  template <int Rows>
+  __device__ void add(const float (&z)[vectors * Rows], const Values (&values)[Rows]) {
+#pragma unroll
+    for (int r = 0; r < Rows; ++r) {
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) sums_[v][r % groups].add(z[v * Rows + r], values[r]);
+    }
+  }
+
   __device__ void fetch(int turn) {
+    // Numbers of another size lie elsewhere: what another lane has yet to read may be here.
+    if constexpr (sizeof(Code) != sizeof(BufferedCode)) __syncwarp();
+    Turn& into = turns_[turn % depth];
     if (turn < first_body_turn_) {
-      fetch_tokens(turn);
+      fetch_tokens(turn, into);
     } else if (turn < end_) {
+      const int base = turn - first_body_turn_;
       if (!dense_) {
-        if constexpr (Policy::Compaction::low_rank) fetch_terms(turn - first_body_turn_);
+        if constexpr (Policy::Compaction::low_rank) {
+          if (rank_ <= arguments_.quota) {
+            fetch_terms<false>(base, into);
+          } else {
+            fetch_terms<true>(base, into);
+          }
+        }
       } else {
-        if constexpr (may_be_dense) fetch_matrix(turn - first_body_turn_);
+        if constexpr (may_be_dense) {
+          if (arguments_.dense_rows <= arguments_.quota) {
+            fetch_matrix<false>(base, into);
+          } else {
+            fetch_matrix<true>(base, into);
+          }
+        }
       }
     }
+    end_copies();
   }
-  __device__ unsigned char* next_target() { return memory_ + asked_ % depth * arguments_.turn_bytes; }
-  template <int Rows, class Number>
-  __device__ void ask(Number* to, const Number* from, int bytes, int all) {
-    copies_.template begin<Number, Rows>(asked_ % depth, to, from, bytes, all);
-    ++asked_;
-  }
-  __device__ const unsigned char* next_rows() {
-    copies_.wait(used_ % depth, used_ / depth, asked_ - used_ - 1);
-    const unsigned char* const rows = memory_ + used_ % depth * arguments_.turn_bytes;
-    ++used_;
-    return rows;
-  }
+  // What the turn at hand has asked for is there.
+  __device__ static void wait() { wait_for_copies<depth - 1>(); }
+  __device__ static int first_channel() { return Keys::first_channel(0); }
 
-  // z[v][r] = this lane's part of x[v] . key r. Beyond `count` rows the first is taken again.
-  template <class Number, int Rows>
-  __device__ void part_of_dots(const typename StoredAs<Number>::Code* rows, int count,
-                               const Keys (&x)[vectors], float (&z)[vectors * Rows]) const {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-      const int place = r < count ? r * (d_k() + d_v()) : 0;
-      const Keys key = Keys::template load_shared<Number>(rows + place, d_k(), aligned);
-#pragma unroll
-      for (int v = 0; v < vectors; ++v) z[v * Rows + r] = key.part_of_dot(x[v]);
+  // Buffered tokens, newest first.
+  __device__ void fetch_tokens(int turn, Turn& into) const {
+    const int newest = buffered_ - 1 - turn * tokens;
+    if constexpr (Policy::Rule::decay == Decay::scalar) {
+      const int j = newest - Keys::lane();
+      copy_async<4>(&into.factors[0][Keys::lane()], log_decay(j), j >= 0);
     }
-  }
-  // Adds the values of those rows with coefficients z[v][r]; row r belongs to group r % groups.
-  template <class Number, int Rows>
-  __device__ void add_values(const typename StoredAs<Number>::Code* rows, int count,
-                             const float (&z)[vectors * Rows]) {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
-      const int place = (r < count ? r * (d_k() + d_v()) : 0) + d_k();
-      const Values value = Values::template load_shared<Number>(rows + place, d_v(), aligned);
-#pragma unroll
-      for (int v = 0; v < vectors; ++v) sums_[v][r % groups].add(z[v * Rows + r], value);
-    }
-  }
-
-  // Buffered tokens, newest first. A lane asks for a key or a correction.
-  __device__ void fetch_tokens(int turn) {
-    const int newest = buffered_ - 1 - turn * Warps * token_rows;
-    const int count = rows_of_warp<token_rows>(newest + 1);
-    if (count <= 0) return;
-    const int r = Keys::lane() % token_rows;
-    const int j = newest - row_of_turn(r);
-    const bool is_key = Keys::lane() < token_rows;
-    const BufferedCode* const from = is_key ? keys_ + j * d_k() : correction(j);
-    BufferedCode* const to = reinterpret_cast<BufferedCode*>(next_target()) +
-                             (r * (d_k() + d_v()) + (is_key ? 0 : d_k()));
-    constexpr int size = sizeof(BufferedCode);
-    ask<2 * token_rows>(to, from, r < count ? (is_key ? d_k() : d_v()) * size : 0,
-                        count * (d_k() + d_v()) * size);
-  }
-  // Of the 32 tokens from a turn on, one a lane.
-  __device__ void take_decays(int turn) {
-    const int j = buffered_ - 1 - turn * Warps * token_rows - Keys::lane();
-    decays_ = j >= 0 ? *log_decay(j) : 0.0f;
+    const int first = newest - row_of_turn(0);
+    const int lane = Keys::first_channel(0);
+    fetch_rows<Buffered>(into.rows.tokens.keys, into.rows.tokens.values,
+                         keys_ + (first * arguments_.d_k + lane), correction(first) + lane,
+                         -arguments_.d_k, -arguments_.d_v, arguments_.d_k, arguments_.d_v,
+                         newest + 1);
   }
   // Each has the decay of those after it; sum ends as the decay of what was before.
   template <class Sum>
-  __device__ void read_tokens(int turn, const Keys (&x)[vectors], Sum& sum) {
-    constexpr int tokens = Warps * token_rows;
-    const int left = buffered_ - turn * tokens;
-    const int count = rows_of_warp<token_rows>(left);
-    float z[vectors * token_rows];
-    float weight = 1;
-    const BufferedCode* rows = nullptr;
+  __device__ void read_tokens(const Turn& there, int turn, const Keys (&x)[vectors], Sum& sum) {
+    Keys decays[per_channel ? tokens : 1];
     if constexpr (per_channel) {
-      Keys decays[tokens];
 #pragma unroll
       for (int n = 0; n < tokens; ++n) {
-        decays[n] = n < left ? Keys::template load<float>(log_decay(left - 1 - n), d_k(), aligned)
-                             : Keys::zeros();
+        const int j = buffered_ - 1 - turn * tokens - n;
+        decays[n] = Keys::zeros();
+        if (j >= 0) decays[n] = Keys::template load<float>(log_decay(j), arguments_.d_k, quads);
       }
-      if (count > 0) rows = reinterpret_cast<const BufferedCode*>(next_rows());
+    }
+    wait();
+    float z[vectors * token_rows];
+    float weight = 1;
+    if constexpr (per_channel) {
 #pragma unroll
       for (int n = 0; n < tokens; ++n) {
 #pragma unroll
         for (int r = 0; r < token_rows; ++r) {
-          if (row_of_turn(r) != n || count <= 0) continue;
+          if (row_of_turn(r) != n) continue;
+          const Keys key =
+              Keys::template fetched<Buffered>(there.rows.tokens.keys[r] + first_channel());
           Keys decayed[vectors];
           decay(x, sum, decayed);
-          const Keys key = Keys::template load_shared<Buffered>(
-              rows + (r < count ? r * (d_k() + d_v()) : 0), d_k(), aligned);
 #pragma unroll
           for (int v = 0; v < vectors; ++v) z[v * token_rows + r] = key.part_of_dot(decayed[v]);
         }
 #pragma unroll
         for (int i = 0; i < Keys::count; ++i) sum.x[i] += decays[n].x[i];
       }
-      if (count <= 0) return;
     } else {
       if constexpr (Policy::Rule::decay == Decay::scalar) {
-        if (turn > 0 && turn * tokens % 32 == 0) take_decays(turn);
+        const float mine = there.factors[0][Keys::lane()];
         const int wanted = row_of_lane<token_rows>();
         float sum_of_lane = sum;
 #pragma unroll
         for (int n = 0; n < tokens; ++n) {
-          const float log_decay = __shfl_sync(whole_warp, decays_, turn * tokens % 32 + n);
+          const float log_decay = __shfl_sync(whole_warp, mine, n);
           if (n < wanted) sum_of_lane += log_decay;
           sum += log_decay;
         }
         weight = exp_decay(sum_of_lane);
       }
-      if (count <= 0) return;
-      rows = reinterpret_cast<const BufferedCode*>(next_rows());
-      part_of_dots<Buffered, token_rows>(rows, count, x, z);
+#pragma unroll
+      for (int r = 0; r < token_rows; ++r) {
+        const Keys key =
+            Keys::template fetched<Buffered>(there.rows.tokens.keys[r] + first_channel());
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) z[v * token_rows + r] = key.part_of_dot(x[v]);
+      }
     }
-    const float mine = weight * sum_in_lanes(z);
-    give_to_lanes(row_of_lane<token_rows>() < left ? mine : 0.0f, z);
-    add_values<Buffered, token_rows>(rows, count, z);
+    give_to_lanes(weight * sum_in_lanes(z), z);
+    Values values[token_rows];
+#pragma unroll
+    for (int r = 0; r < token_rows; ++r) {
+      values[r] = Values::template fetched<Buffered>(there.rows.tokens.values[r] + first_channel());
+    }
+    add<token_rows>(z, values);
   }
 
   __device__ void read_sink(const Keys (&x)[vectors], float weight) {
     if constexpr (Policy::Sink::present) {
       if (warp() != 0) return;
-      const Keys key = Keys::template load<Stored>(at(codes_of(first().sink).data), d_k(), aligned);
-      const Values value = Values::template load<float>(
-          arguments_.pool.sink_directions.row(head_), d_v(), false);
+      const Keys key =
+          Keys::template load<Stored>(at(codes_of(first().sink).data), arguments_.d_k, quads);
+      const Values value[1] = {Values::template load<float>(
+          arguments_.pool.sink_directions.row(head_), arguments_.d_v, false)};
       if constexpr (scaled) weight *= *at(first().sink.scales.data);
       float z[vectors];
 #pragma unroll
       for (int v = 0; v < vectors; ++v) z[v] = key.part_of_dot(x[v]);
       sum_over_warp(z);
 #pragma unroll
-      for (int v = 0; v < vectors; ++v) sums_[v][0].add(weight * z[v], value);
+      for (int v = 0; v < vectors; ++v) z[v] *= weight;
+      add<1>(z, value);
     }
   }
 
-  // A lane asks for a term.
-  __device__ void fetch_terms(int turn) {
-    const int base = turn * Warps * term_rows;
-    const int count = rows_of_warp<term_rows>(rank_ - base);
-    if (count <= 0) return;
-    const int lane = Keys::lane();
-    const int size = d_k() + d_v();
-    const bool there = lane < count;
-    const Index place = row(there ? base + row_of_turn(lane) : 0, rank_ > arguments_.quota);
-    constexpr int bytes = sizeof(Code);
-    ask<term_rows>(reinterpret_cast<Code*>(next_target()) + lane * size,
-                   arguments_.pool.components + place * size, there ? size * bytes : 0,
-                   count * size * bytes);
-  }
-  // Strength of term i, with its scales.
-  __device__ float factor(int i) const {
-    if (i >= rank_) return 0;
-    const Index place = row(i, rank_ > arguments_.quota);
-    float factor = arguments_.pool.strengths[place];
-    if constexpr (scaled) {
-      const float* const scales = arguments_.pool.scales + place * arguments_.row_scales;
-      factor *= scales[0] * scales[1];
-    }
-    return factor;
-  }
-  __device__ void read_terms(int turn, const Keys (&x)[vectors], float weight) {
-    const int base = turn * Warps * term_rows;
-    if (base > 0 && base % 32 == 0) {
-      factors_ = next_factors_;
-      next_factors_ = factor(base + 32 + Keys::lane());
-    }
-    weight *= __shfl_sync(whole_warp, factors_, base % 32 + row_of_lane<term_rows>());
-    const int count = rows_of_warp<term_rows>(rank_ - base);
-    if (count <= 0) return;
-    const auto* const rows = reinterpret_cast<const Code*>(next_rows());
-    float z[vectors * term_rows];
-    part_of_dots<Stored, term_rows>(rows, count, x, z);
-    give_to_lanes(weight * sum_in_lanes(z), z);
-    add_values<Stored, term_rows>(rows, count, z);
-  }
-
-  // Row i of the matrix belongs to group i % 4. A lane asks for a row.
-  __device__ void fetch_matrix(int turn) {
-    const int base = turn * Warps * matrix_rows;
-    const int count = rows_of_warp<matrix_rows>(d_k() - base);
-    if (count <= 0) return;
-    const int lane = Keys::lane();
-    const bool there = lane < count;
-    const int channel = there ? base + row_of_turn(lane) : 0;
-    const int piece = arguments_.piece(channel);
-    const int part = channel - piece * arguments_.matrix_rows_per_row;
-    const Index place = row(piece, arguments_.dense_rows > arguments_.quota);
-    constexpr int bytes = sizeof(Code);
-    ask<matrix_rows>(reinterpret_cast<Code*>(next_target()) + lane * d_v(),
-                     arguments_.pool.components + (place * (d_k() + d_v()) + part * d_v()),
-                     there ? d_v() * bytes : 0, count * d_v() * bytes);
-  }
-  // Channels 4 l to 4 l + 3 are in lane l.
-  __device__ void read_matrix(int turn, const Keys (&x)[vectors], float weight) {
-    const int base = turn * Warps * matrix_rows;
-    if (base % 128 == 0) take_channels(base / 128, x, weight);
-    const int count = rows_of_warp<matrix_rows>(d_k() - base);
-    if (count <= 0) return;
-    const auto* const rows = reinterpret_cast<const Code*>(next_rows());
-#pragma unroll
-    for (int r = 0; r < matrix_rows; ++r) {
-      const Values value = Values::template load_shared<Stored>(rows + (r < count ? r * d_v() : 0),
-                                                                d_v(), aligned);
-      const int lane = base % 128 / 4 + r / groups;
-#pragma unroll
-      for (int v = 0; v < vectors; ++v) {
-        const float z = __shfl_sync(whole_warp, channels_[v * groups + r % groups], lane);
-        sums_[v][r % groups].add(z, value);
+  template <bool Listed>
+  __device__ void fetch_terms(int turn, Turn& into) const {
+    const StatePoolView<Policy>& pool = arguments_.pool;
+    const int d_k = arguments_.d_k;
+    const int d_v = arguments_.d_v;
+    const int base = turn * 4 * term_turns;
+    auto& to = into.rows.terms;
+    if constexpr (!Listed) {
+      const Code* const own =
+          pool.components + (first_row_ + base + row_of_turn(0)) * (d_k + d_v) + first_channel();
+      fetch_rows<Stored>(to.keys, to.values, own, own + d_k, d_k + d_v, d_k + d_v, d_k, d_v,
+                         rank_ - base);
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < term_rows; ++r) {
+        const int i = base + row_of_turn(r);
+        const Code* const codes =
+            pool.components + row<true>(i < rank_ ? i : 0) * (d_k + d_v) + first_channel();
+        Keys::template fetch<Stored>(to.keys[r] + first_channel(), codes, d_k, i < rank_, quads);
+        Values::template fetch<Stored>(to.values[r] + first_channel(), codes + d_k, d_v, i < rank_,
+                                       quads);
       }
     }
+    const int i = base + row_of_lane<term_rows>();
+    const Index place = row<Listed>(i < rank_ ? i : 0);
+    const auto fetch_factor = [&](int which, const float* factor) {
+      copy_async<4>(&into.factors[which][Keys::lane()], factor, i < rank_);
+    };
+    fetch_factor(0, pool.strengths + place);
+    if constexpr (scaled) {
+      fetch_factor(1, pool.scales + place * arguments_.row_scales);
+      fetch_factor(2, pool.scales + place * arguments_.row_scales + 1);
+    }
   }
-  // Of this lane's channels among 128, those of this warp's groups; zeros beyond the last.
+  __device__ void read_terms(const Turn& there, const Keys (&x)[vectors], float weight) {
+    wait();
+    float z[vectors * term_rows];
+#pragma unroll
+    for (int r = 0; r < term_rows; ++r) {
+      const Keys key = Keys::template fetched<Stored>(there.rows.terms.keys[r] + first_channel());
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) z[v * term_rows + r] = key.part_of_dot(x[v]);
+    }
+    const int lane = Keys::lane();
+    weight *= there.factors[0][lane];
+    if constexpr (scaled) weight *= there.factors[1][lane] * there.factors[2][lane];
+    give_to_lanes(weight * sum_in_lanes(z), z);
+    Values values[term_rows];
+#pragma unroll
+    for (int r = 0; r < term_rows; ++r) {
+      values[r] = Values::template fetched<Stored>(there.rows.terms.values[r] + first_channel());
+    }
+    add<term_rows>(z, values);
+  }
+
+  // Row i of the matrix belongs to group i % 4.
+  template <bool Listed>
+  __device__ void fetch_matrix(int turn, Turn& into) const {
+    const int d_k = arguments_.d_k;
+    const int d_v = arguments_.d_v;
+    const int row_size = d_k + d_v;
+    const Code* const components = arguments_.pool.components + first_channel();
+    const Code* const first_row = components + first_row_ * row_size;
+#pragma unroll(Listed ? 1 : matrix_rows)
+    for (int r = 0; r < matrix_rows; ++r) {
+      const int i = turn * 4 * matrix_turns + row_of_turn(r);
+      const int piece = arguments_.piece(i);
+      const int part = i - piece * arguments_.matrix_rows_per_row;
+      const Code* const codes =
+          Listed ? components + row<Listed>(i < d_k ? piece : 0) * row_size + part * d_v
+                 : first_row + (piece * row_size + part * d_v);
+      Values::template fetch<Stored>(into.rows.matrix[r] + first_channel(), codes, d_v, i < d_k,
+                                     quads);
+    }
+  }
+  // Channels 4 l to 4 l + 3 are in lane l.
+  __device__ void read_matrix(const Turn& there, int turn, const Keys (&x)[vectors], float weight) {
+    const int base = turn * matrix_turns;
+    if (base % 32 == 0) take_channels(base / 32, x, weight);
+    wait();
+    float z[vectors * matrix_rows];
+    Values values[matrix_rows];
+#pragma unroll
+    for (int r = 0; r < matrix_rows; ++r) {
+      const int lane = base % 32 + r / groups;
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        z[v * matrix_rows + r] = __shfl_sync(whole_warp, channels_[v * groups + r % groups], lane);
+      }
+      values[r] = Values::template fetched<Stored>(there.rows.matrix[r] + first_channel());
+    }
+    add<matrix_rows>(z, values);
+  }
+  // Of this lane's channels among 128, those of this warp's groups.
   __device__ void take_channels(int chunk, const Keys (&x)[vectors], float weight) {
 #pragma unroll
     for (int g = 0; g < groups; ++g) {
@@ -554,10 +574,11 @@ class HeadReader {
       float factor = weight;
       if constexpr (scaled) {
         const int channel = 128 * chunk + 4 * Keys::lane() + e;
-        if (channel < d_k()) {
-          const int piece = arguments_.piece(channel);
-          const int part = channel - piece * arguments_.matrix_rows_per_row;
-          const Index place = row(piece, arguments_.dense_rows > arguments_.quota);
+        const int piece = arguments_.piece(channel);
+        const int part = channel - piece * arguments_.matrix_rows_per_row;
+        const bool listed = arguments_.dense_rows > arguments_.quota;
+        if (channel < arguments_.d_k) {
+          const Index place = listed ? row<true>(piece) : row<false>(piece);
           factor *= arguments_.pool.scales[place * arguments_.row_scales + part];
         }
       }
@@ -574,8 +595,7 @@ class HeadReader {
   }
 
   const Arguments& arguments_;
-  Copies copies_;
-  unsigned char* memory_;  ///< of this warp
+  Turn* turns_;
   Index shift_;
   Index first_row_;
   int head_;
@@ -583,13 +603,8 @@ class HeadReader {
   int rank_;
   int buffered_ = 0;
   const BufferedCode* keys_ = nullptr;
-  int first_body_turn_ = 0;    ///< turns before it are of tokens
-  int end_ = 0;                ///< of all turns
-  unsigned asked_ = 0;         ///< turns of this warp, since it began
-  unsigned used_ = 0;          ///< of them
-  float decays_ = 0;           ///< of a token each lane
-  float factors_ = 0;          ///< of a term each lane
-  float next_factors_ = 0;     ///< of the 32 after them
+  int first_body_turn_ = 0;  ///< turns before it are of tokens
+  int end_ = 0;              ///< of all turns
   Values sums_[vectors][groups];
   float channels_[vectors * groups];
 };
@@ -625,17 +640,23 @@ __device__ void arrive(const StatePoolView<Policy>& pool,
   auto* const failed = reinterpret_cast<int*>(&record.failed);
   const int heads = static_cast<int>(pool.config.value_heads);
   const int lane = static_cast<int>(threadIdx.x % 32);
+  // Who fails counts for more, so that the last need not ask when nobody has.
+  constexpr int fault = 1 << 16;
+  const bool marks = heads < fault / 2;
   int last = 0;
+  int failure_code = 0;
   if (lane == 0) {
     if (status != Status::ok) {
       atomicMax(failed, static_cast<int>(status));
       __threadfence();
     }
-    last = atomicAdd(&record.arrived, 1) == heads - 1 ? 1 : 0;
+    const int before = atomicAdd(&record.arrived, marks && status != Status::ok ? fault + 1 : 1);
+    last = (marks ? before % fault : before) == heads - 1 ? 1 : 0;
+    const bool ask = !marks || before >= fault || status != Status::ok;
+    if (last != 0 && ask) failure_code = atomicExch(failed, 0);
   }
   if (__shfl_sync(whole_warp, last, 0) == 0) return;
-  const auto failure =
-      static_cast<Status>(__shfl_sync(whole_warp, lane == 0 ? atomicExch(failed, 0) : 0, 0));
+  const auto failure = static_cast<Status>(__shfl_sync(whole_warp, failure_code, 0));
   const Index first_head = slot * static_cast<Index>(pool.slot_bytes);
   const std::int64_t seen = own->tokens;
   __syncwarp();
@@ -667,7 +688,7 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   using Values = typename Shape::Values;
   using Reader = HeadReader<StepArguments<Policy, Number>, Shape, Warps>;
   constexpr int vectors = Reader::vectors;
-  constexpr bool aligned = Shape::aligned;
+  constexpr bool quads = Shape::quads;
   const StatePoolView<Policy>& pool = arguments.pool;
   const TokenBatch<float, Number>& batch = arguments.batch;
   const int b = arguments.by_value_heads.divide(static_cast<int>(blockIdx.x));
@@ -691,9 +712,8 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
   const std::int32_t buffered = record.buffered;
   const Status blocked = record.blocked;
   const std::int32_t entry = record.entry;
-  extern __shared__ uint4 memory[];
-  __shared__ typename Reader::Barriers barriers;
-  Reader reader(arguments, slot, head, reinterpret_cast<unsigned char*>(memory), barriers);
+  __shared__ typename Reader::Shared turns;
+  Reader reader(arguments, slot, head, turns);
   const auto begin = batch.start(b);
   const auto count = batch.count(b);
   if (arguments.claimed) {
@@ -812,12 +832,12 @@ __global__ void __launch_bounds__(32 * Warps, resident_warps<Policy, Shape> / Wa
         written.term = round_up(bound_product(stored_norm, correction_norm));
         include_token<Rule::corrects>(d_k, reader.terms() + now + 1, now, written, certificate,
                                       mass);
-        stored.template store<Buffered>(reader.correction(now), d_v, aligned);
+        stored.template store<Buffered>(reader.correction(now), d_v, quads);
         // Tokens of this call after this one read it too, each head what it has written itself.
         if (sharer == 0 || t + 1 < tokens)
-          stored_key.template store<Buffered>(keys.row(now), d_k, aligned);
+          stored_key.template store<Buffered>(keys.row(now), d_k, quads);
         if constexpr (Rule::decay == Decay::per_channel) {
-          log_decays.template store<float>(reader.log_decay(now), d_k, aligned);
+          log_decays.template store<float>(reader.log_decay(now), d_k, quads);
         }
         if (reads) {
           output.template store<Number>(batch.outputs.at(begin + t, head), d_v, quads_in);

@@ -16,6 +16,7 @@
 #include "../core/matrix_view.hpp"
 #include "../core/number_formats.hpp"
 #include "../core/stored_rows.hpp"
+#include "async_copy.cuh"
 
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
@@ -98,30 +99,40 @@ struct LaneVector {
     return v;
   }
 
-  /// The same of a row in shared memory. What is loaded beyond n are other numbers of the row
-  /// (`quads`), or zeros.
+  /// Begins to copy this lane's numbers of a row to where they are 128 `Chunks` numbers in shared
+  /// memory, from which the same lane takes them: zeros beyond n, and if the row is not `there`.
+  /// @param row  from `first_channel(0)` on, as `shared`
   template <class Number>
-  __device__ static LaneVector load_shared(const typename StoredAs<Number>::Code* row, int n,
-                                           bool quads) {
+  __device__ static void fetch(typename StoredAs<Number>::Code* shared,
+                               const typename StoredAs<Number>::Code* row, int n, bool there,
+                               bool quads) {
     using Code = typename StoredAs<Number>::Code;
-    if (!quads) return load<Number>(row, n, false);
+#pragma unroll
+    for (int chunk = 0; chunk < Chunks; ++chunk) {
+      const int left = n - first_channel(chunk);
+      if (quads) {
+        copy_async<4 * sizeof(Code)>(shared + 128 * chunk, row + 128 * chunk, there && left > 0);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          shared[128 * chunk + i] = there && i < left ? row[128 * chunk + i] : Code(0);
+        }
+      }
+    }
+  }
+  /// What was fetched.
+  template <class Number>
+  __device__ static LaneVector fetched(const typename StoredAs<Number>::Code* shared) {
+    using Code = typename StoredAs<Number>::Code;
     LaneVector v;
 #pragma unroll
     for (int chunk = 0; chunk < Chunks; ++chunk) {
-      const int first = first_channel(chunk) < n ? first_channel(chunk) : n - 4;
-      const Quad<Code> quad = *reinterpret_cast<const Quad<Code>*>(row + first);
+      const Quad<Code> quad = *reinterpret_cast<const Quad<Code>*>(shared + 128 * chunk);
       Code codes[4];
       std::memcpy(codes, &quad, sizeof codes);
 #pragma unroll
       for (int i = 0; i < 4; ++i) v.x[4 * chunk + i] = number_of<Number>(codes[i]);
     }
-    return v;
-  }
-  /// Zeros beyond n.
-  __device__ LaneVector within(int n) const {
-    LaneVector v;
-#pragma unroll
-    for (int i = 0; i < count; ++i) v.x[i] = first_channel(i / 4) + i % 4 < n ? x[i] : 0.0f;
     return v;
   }
 

@@ -38,24 +38,18 @@ bool quads_in(const HeadVectors<T>& vectors) {
          (reinterpret_cast<std::uintptr_t>(vectors.data) % (4 * size) == 0 &&
           vectors.token_stride % 4 == 0 && vectors.head_stride % 4 == 0);
 }
-/// Whether rows of n of these numbers are aligned to 16 bytes, one behind the other.
 template <class T>
-bool rows_aligned(const T* first, Index n) {
-  return reinterpret_cast<std::uintptr_t>(first) % 16 == 0 &&
-         n * static_cast<Index>(sizeof(T)) % 16 == 0;
+bool quads_in(const T* first) {
+  return reinterpret_cast<std::uintptr_t>(first) % (4 * sizeof(T)) == 0;
 }
 
 template <class Policy>
-bool rows_aligned(const StatePoolView<Policy>& pool,
-                  const typename StatePoolView<Policy>::Head& first) {
+bool quads_in(const StatePoolView<Policy>& pool,
+              const typename StatePoolView<Policy>::Head& first) {
   const StateConfig& config = pool.config.state;
-  const auto* const corrections = codes_of(first.buffer.corrections).data;
-  return config.d_k % 4 == 0 && rows_aligned(pool.components, config.d_k) &&
-         rows_aligned(pool.components, config.d_v) && rows_aligned(corrections, config.d_v) &&
-         rows_aligned(codes_of(pool.keys(0, 0)).data, config.d_k) &&
-         rows_aligned(codes_of(first.sink).data, config.d_k) &&
-         (Policy::Rule::decay != Decay::per_channel ||
-          rows_aligned(first.buffer.log_decays.data, config.d_k));
+  return config.d_k % 4 == 0 && config.d_v % 4 == 0 && quads_in(pool.components) &&
+         quads_in(pool.slot_memory) && quads_in(codes_of(first.buffer.corrections).data) &&
+         quads_in(codes_of(first.sink).data) && quads_in(first.buffer.log_decays.data);
 }
 
 /// @param warps  of a block, which has one state: 1 or 4; 0: as the batch is large
@@ -74,19 +68,15 @@ cudaError_t launch_step(cudaStream_t stream, const StatePoolView<Policy>& pool,
   const Index blocks = batch.entries * pool.config.value_heads;
   if (blocks == 0) return cudaSuccess;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidConfiguration;
-  const auto launch_with = [&](auto shape, auto warps_of_block) {
-    using Shape = decltype(shape);
-    constexpr int count = decltype(warps_of_block)::value;
-    using Reader = HeadReader<StepArguments<Policy, Number>, Shape, count>;
-    arguments.turn_bytes = Reader::turn_bytes(arguments.d_k, arguments.d_v);
-    const int memory = Reader::memory_bytes(arguments.turn_bytes);
-    step_heads<Policy, Number, Shape, count>
-        <<<static_cast<unsigned>(blocks), 32 * count, memory, stream>>>(arguments);
-    return cudaGetLastError();
-  };
   const auto launch = [&](auto shape) {
-    return warps == 1 ? launch_with(shape, std::integral_constant<int, 1>{})
-                      : launch_with(shape, std::integral_constant<int, 4>{});
+    using Shape = decltype(shape);
+    const auto grid = static_cast<unsigned>(blocks);
+    if (warps == 1) {
+      step_heads<Policy, Number, Shape, 1><<<grid, 32, 0, stream>>>(arguments);
+    } else {
+      step_heads<Policy, Number, Shape, 4><<<grid, 128, 0, stream>>>(arguments);
+    }
+    return cudaGetLastError();
   };
   // Few states have the device to themselves: measured (docs/performance.md).
   constexpr Index few = 2500;
@@ -94,9 +84,9 @@ cudaError_t launch_step(cudaStream_t stream, const StatePoolView<Policy>& pool,
   // Without a read-out and a correction there is nothing to share.
   if (!Policy::Rule::corrects && batch.outputs.data == nullptr) warps = 1;
   const bool small = config.d_k <= 128 && config.d_v <= 128;
-  const bool aligned = rows_aligned(pool, arguments.first);
-  if (small && aligned) return launch(HeadShape<1, 1, true>{});
-  return aligned ? launch(HeadShape<2, 2, true>{}) : launch(HeadShape<2, 2, false>{});
+  const bool quads = quads_in(pool, arguments.first);
+  if (small && quads) return launch(HeadShape<1, 1, true>{});
+  return quads ? launch(HeadShape<2, 2, true>{}) : launch(HeadShape<2, 2, false>{});
 }
 
 }  // namespace detail

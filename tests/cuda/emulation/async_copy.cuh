@@ -1,7 +1,6 @@
 // Copies that are made at once.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
 
 #include "../config.hpp"
@@ -9,19 +8,17 @@
 SINKSTATE_NAMESPACE_BEGIN
 namespace detail {
 
-template <int Depth, bool Aligned>
-class WarpCopies {
- public:
-  struct Barriers {};
-  explicit WarpCopies(Barriers&) {}
-
-  template <class Code, int Rows>
-  void begin(int, Code* to, const Code* from, int bytes, int) const {
-    __syncwarp();
-    if (emulation::lane() < Rows) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+template <int Bytes>
+inline void copy_async(void* to, const void* from, bool there) {
+  if (there) {
+    std::memcpy(to, from, Bytes);
+  } else {
+    std::memset(to, 0, Bytes);
   }
-  void wait(int, int, int) const { __syncwarp(); }
-};
+}
+inline void end_copies() {}
+template <int Count>
+void wait_for_copies() {}
 
 }  // namespace detail
 SINKSTATE_NAMESPACE_END

@@ -34,7 +34,6 @@ def begin_of_name(text, end):
 
 def with_calls(text):
     text = re.sub(r"detail::\s+(\w+<<<)", r"detail::\1", text)
-    text = re.sub(r">\s+<<<", "><<<", text)
     # A team of one warp is one lane: its scalar code wants lanes that run in step.
     text = re.sub(r"((?:rewrite_bodies|materialize_states)<<<[^;]*?, )32(, 0, teams)", r"\g<1>1\2", text)
     while "<<<" in text:
@@ -52,7 +51,6 @@ def converted(path):
     text = with_calls(path.read_text())
     if path.name == "async_copy.cuh":
         text = (pathlib.Path(__file__).parent / path.name).read_text()
-    text = re.sub(r"extern __shared__ (.*)\[\];", r"__shared__ \1[1 << 12];", text)
     if path.name == "warp_team.cuh":
         text = text.replace("static constexpr int lanes = 32;", "static constexpr int lanes = 1;")
     if path.name == "rewrite_bodies.cuh":
