@@ -160,6 +160,7 @@ class Bench {
                 W::paying_rank, 100 * ranks.dense_share);
     check_factored<W, Fp32>("fp32");
     check_factored<W, Fp16>("fp16");
+    measure_host<W>();
 #endif
     if (failed_) return;
     print_head();
@@ -298,6 +299,19 @@ class Bench {
     require(right);
     std::printf("check of %d factored steps, %s, against fp64: outputs beyond rounding %.1e: %s\n",
                 steps, precision, worst, right ? "ok" : "FAILED");
+  }
+
+  /// What a decode step of a whole model costs the host that replays it as a graph: a kernel a layer.
+  template <class W>
+  void measure_host() {
+    constexpr int layers = 24;
+    const LayerTokens<W> tokens(stream_, layers, 1, 1);
+    FactoredLayers<W, Fp32> states(stream_, layers, 1);
+    const Graph step(stream_, [&] {
+      for (int layer = 0; layer < layers; ++layer) states.step(layer, tokens.layer(layer));
+    });
+    std::printf("host: %.1f us a replay of a graph with the steps of %d layers\n",
+                host_microseconds(stream_, 101, step), layers);
   }
 
   template <class W, class Precision>

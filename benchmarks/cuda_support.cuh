@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -137,6 +138,21 @@ double median_microseconds(const Stream& stream, int repeats, const Enqueue& enq
 }
 inline double median_microseconds(const Stream& stream, int repeats, const Graph& graph) {
   return median_microseconds(stream, repeats, [&] { graph.launch(stream); });
+}
+
+/// Median time that the host takes to launch a graph, in microseconds.
+inline double host_microseconds(const Stream& stream, int repeats, const Graph& graph) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> times;
+  for (int i = 0; i < repeats; ++i) {
+    const auto begin = Clock::now();
+    graph.launch(stream);
+    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+    stream.wait();
+  }
+  const auto middle = times.begin() + repeats / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
 }
 
 /// What is measured on.
